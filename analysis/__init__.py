@@ -1,0 +1,1 @@
+"""Metrics, statistics and plots over run records, whichever host wrote them."""

@@ -1,0 +1,1 @@
+"""Batch and route policies: pure functions of a view, the same objects in the simulator and inside vLLM."""

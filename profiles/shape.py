@@ -1,0 +1,89 @@
+"""A step's shape, and the protocol every step-cost model meets."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class StepShape(NamedTuple):
+    """What one engine step computes; everything its cost may depend on."""
+
+    num_prefill_tokens: int = 0
+    """Prompt tokens computed, over all prompts and chunks of the step."""
+    prefill_kv_pairs: int = 0
+    """Query-key pairs of those tokens: a chunk of c tokens after a context of h adds c*h + c*(c+1)//2."""
+    num_prefill_seqs: int = 0
+    """Prompts and chunks those tokens belong to."""
+    num_decode_seqs: int = 0
+    """Sequences that compute one token."""
+    decode_kv_tokens: int = 0
+    """KV tokens those sequences attend to, the new one included, summed."""
+    k_exec: int = 1
+    """The budget every token of the step is routed at."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the step computes."""
+        return self.num_prefill_tokens + self.num_decode_seqs
+
+
+class DecodeLine(NamedTuple):
+    """Seconds of a decode-only step at fixed sequences and budget: ``max(floor_s, base_s + per_kv_token_s * kv)``.
+
+    Evaluated in exactly this order, in floats or in float64 arrays, it equals ``step_s`` of the same shape bit for bit;
+    the simulator's fast-forward rests on it.
+    """
+
+    base_s: float
+    per_kv_token_s: float
+    floor_s: float
+
+
+class StepCost(Protocol):
+    """Seconds a step takes. Pure: the same shape always costs the same."""
+
+    def step_s(self, shape: StepShape, /) -> float:
+        """Return the time from the start of a step to the start of the next, host's share included; > 0."""
+        ...
+
+    def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
+        """Return the line a decode-only step of this many sequences follows as its KV grows."""
+        ...
+
+
+class ConstantStepCost:
+    """Every step takes the same time: for theory checks and tests.
+
+    >>> ConstantStepCost(0.5).step_s(StepShape(num_prefill_tokens=7))
+    0.5
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def step_s(self, shape: StepShape, /) -> float:
+        """Return the constant."""
+        return self.seconds
+
+    def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
+        """Return a flat line."""
+        return DecodeLine(self.seconds, 0.0, 0.0)
+
+
+class LinearStepCost:
+    """``base + per_pair * tokens * k_exec + per_kv * decode_kv_tokens``: the least model in which budgets matter."""
+
+    def __init__(self, base_s: float = 4e-3, per_pair_s: float = 2.5e-7, per_kv_s: float = 2e-8) -> None:
+        self.base_s = base_s
+        self.per_pair_s = per_pair_s
+        self.per_kv_s = per_kv_s
+
+    def step_s(self, shape: StepShape, /) -> float:
+        """Return the linear cost."""
+        return (self.base_s + self.per_pair_s * (shape.num_tokens * shape.k_exec)) + self.per_kv_s * (
+            shape.decode_kv_tokens
+        )
+
+    def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
+        """Return the same cost as a line in KV tokens."""
+        return DecodeLine(self.base_s + self.per_pair_s * (num_decode_seqs * k_exec), self.per_kv_s, 0.0)

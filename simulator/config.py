@@ -1,0 +1,111 @@
+"""What a simulation is told: vLLM 0.32's engine and front-end settings, with its defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from simmoe.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One rank's engine. Names and defaults are vLLM 0.32's for an API server on a card of 70 GiB or more."""
+
+    max_num_batched_tokens: int = 8192
+    """Tokens one step may compute."""
+    max_num_seqs: int = 1024
+    """Requests that may be running at once."""
+    enable_chunked_prefill: bool = True
+    """Whether a prompt may be computed over several steps; off, a prompt above the token budget is rejected."""
+    block_size: int = 16
+    """Tokens a KV block holds."""
+    num_gpu_blocks: int = 65536
+    """KV blocks, vLLM's null block included: one less can be used."""
+    enable_prefix_caching: bool = False
+    """Reuse KV of prompts with equal leading blocks and equal budget (the trace's hash ids, salted by k)."""
+    async_scheduling: bool = True
+    """Compose step n+1 while step n runs (vLLM's default on a GPU): an arrival waits for one more step."""
+    watermark: float = 0.0
+    """Share of blocks kept free when admitting while others run."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_num_batched_tokens >= 1, "max_num_batched_tokens", self.max_num_batched_tokens, "at least 1")
+        _require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
+        _require(
+            self.max_num_seqs <= self.max_num_batched_tokens,
+            "max_num_seqs",
+            self.max_num_seqs,
+            f"at most max_num_batched_tokens ({self.max_num_batched_tokens}), as vLLM demands",
+        )
+        _require(self.block_size >= 1, "block_size", self.block_size, "at least 1")
+        _require(self.num_gpu_blocks >= 2, "num_gpu_blocks", self.num_gpu_blocks, "at least 2 (one is the null block)")
+        _require(0 <= self.watermark < 1, "watermark", self.watermark, "in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndConfig:
+    """The process that receives requests and routes them over ranks."""
+
+    publish_interval_s: float = 0.1
+    """How often ranks' counts reach the front end (vLLM's coordinator: 100 ms); 0 means always fresh."""
+    num_front_ends: int = 1
+    """Front ends that share the ranks; requests are dealt to them in turn."""
+    ingress_s: float = 0.0
+    """From arrival to the rank's queue: tokenising, process boundary."""
+    egress_s: float = 0.0
+    """From the end of a step to the client having its token."""
+
+    def __post_init__(self) -> None:
+        _require(self.publish_interval_s >= 0, "publish_interval_s", self.publish_interval_s, "at least 0")
+        _require(self.num_front_ends >= 1, "num_front_ends", self.num_front_ends, "at least 1")
+        _require(self.ingress_s >= 0, "ingress_s", self.ingress_s, "at least 0")
+        _require(self.egress_s >= 0, "egress_s", self.egress_s, "at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """A deployment: ranks, their engines, their front end, and the budgets they serve."""
+
+    num_ranks: int = 1
+    """Independent data-parallel engines."""
+    k_max: int = 32
+    """Largest budget of the deployment, in the workload's units."""
+    k_granularity: int = 1
+    """Budgets run at multiples of this: 1 for a split model, N for the original one in sub-expert units."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    front_end: FrontEndConfig = field(default_factory=FrontEndConfig)
+    record_steps: bool = False
+    """Keep one row a step."""
+    fast_forward: bool = True
+    """Advance stretches of steps in which nothing changes in one event; every result is bit-equal either way."""
+    max_time_s: float | None = None
+    """Stop the clock here and report what is still running or queued; None: until every request has left."""
+
+    def __post_init__(self) -> None:
+        _require(self.num_ranks >= 1, "num_ranks", self.num_ranks, "at least 1")
+        _require(self.k_max >= 1, "k_max", self.k_max, "at least 1")
+        _require(self.k_granularity >= 1, "k_granularity", self.k_granularity, "at least 1")
+        _require(
+            self.k_max % self.k_granularity == 0,
+            "k_granularity",
+            self.k_granularity,
+            f"a divisor of k_max {self.k_max}",
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the resolved configuration as plain data, for the manifest."""
+        return _plain(self)
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        out[f.name] = _plain(value) if hasattr(value, "__dataclass_fields__") else value
+    return out
+
+
+def _require(holds: bool, name: str, value: object, must_be: str) -> None:
+    if not holds:
+        raise UsageError(f"{name} is {value}; it must be {must_be}")

@@ -1,0 +1,81 @@
+"""The ``simmoe`` command: finds a subcommand, runs it, turns failures into one line and an exit code.
+
+Subcommands live in ``simmoe.commands``, one module each, and are imported only when they run: ``simmoe --help`` costs
+the import of click and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from simmoe import __version__
+from simmoe.errors import SimmoeError, UsageError, did_you_mean
+
+#: name -> ("module:attribute", one line of help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "sweep": ("simmoe.commands.sweep:sweep", "Rates x policies x seeds: which policy, at which load."),
+    "run": ("simmoe.commands.run:run", "Simulate one workload under one policy and write its run record."),
+    "traces": ("simmoe.commands.traces:traces", "List, describe, fetch and convert request traces."),
+    "policies": ("simmoe.commands.policies:policies", "List policies; check one against the protocol."),
+    "profile": ("simmoe.commands.profile:profile", "Measure, show and plot step-cost tables T(n, k)."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands are imported when they are first used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise UsageError(f"no command '{args[0]}'{did_you_mean(args[0], COMMANDS)}; see 'simmoe --help'")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="simmoe")
+def cli() -> None:
+    """Simulate, then prove on a live engine, MoE serving with a routing budget (top-k) a request."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; never returns. Exit codes are drawn in :mod:`simmoe.errors`; 130 is Ctrl-C."""
+    sys.exit(run(argv))
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit code, with failures printed on stderr as one line."""
+    try:
+        result: Any = cli.main(args=argv, prog_name="simmoe", standalone_mode=False)
+    except SimmoeError as error:
+        click.echo(f"simmoe: {error}", err=True)
+        return error.exit_code
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("simmoe: interrupted", err=True)
+        return 130
+    except click.ClickException as error:
+        where = f" (see '{error.ctx.command_path} --help')" if isinstance(error, click.UsageError) and error.ctx else ""
+        click.echo(f"simmoe: {error.format_message()}{where}", err=True)
+        return error.exit_code
+    return result if isinstance(result, int) else 0

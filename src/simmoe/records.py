@@ -1,0 +1,199 @@
+"""The run record: what a simulated and a live run both write, and everything downstream reads.
+
+A record is a folder with ``requests.parquet``, ``manifest.json`` and, when asked for, ``steps.parquet``. All times are
+seconds on one clock, which starts at the first arrival; a time that never came is NaN (null in Parquet). Nothing in a
+record depends on when, where or with how many jobs it was made, so equal inputs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simmoe.errors import OutputError, RecordError
+
+SCHEMA_VERSION = 1
+
+#: How a request can stand when the run ends; injected = the sum of all six.
+STATUSES = ("finished", "rejected", "aborted", "failed", "running", "queued")
+
+REQUEST_COLUMNS: dict[str, str] = {
+    "request_id": "string",
+    "arrival_s": "float64",  # reached the front end
+    "dispatched_s": "float64",  # reached the rank it was routed to
+    "scheduled_s": "float64",  # the first step that computed any of it began
+    "first_token_s": "float64",  # its first output token reached the client
+    "finished_s": "float64",  # its last output token reached the client
+    "prompt_tokens": "int64",
+    "output_tokens": "int64",
+    "k_qos": "int64",
+    "dp_rank": "int64",  # -1: never routed
+    "num_preemptions": "int64",
+    "status": "string",
+}
+
+STEP_COLUMNS: dict[str, str] = {
+    "dp_rank": "int64",
+    "start_s": "float64",
+    "duration_s": "float64",
+    "num_prefill_tokens": "int64",
+    "num_decode_tokens": "int64",
+    "kv_tokens": "int64",  # KV tokens attended to by the step's decodes
+    "k_exec": "int64",
+    "routed_slots": "int64",  # token-expert pairs run
+    "num_waiting": "int64",  # when the step was composed
+    "num_running": "int64",
+    "mode": "string",
+}
+
+#: What the metrics mean, copied into every manifest.
+METRIC_DEFINITIONS = {
+    "ttft_s": "first_token_s - arrival_s, on the client's clock",
+    "tpot_s": "(finished_s - first_token_s) / (output_tokens - 1); absent for one output token",
+    "e2e_s": "finished_s - arrival_s",
+    "queueing_s": "scheduled_s - dispatched_s, until the first step that computes any of the request",
+    "over_serving": "routed_slots / sum over scheduled tokens of k_qos",
+    "executed_k": "routed_slots / scheduled tokens: the token-weighted mean executed budget",
+    "goodput": "finished requests that meet every SLO given, per second of makespan",
+}
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """One run: a table of requests, optionally a table of steps, and the manifest."""
+
+    requests: Columns
+    """Columns as in REQUEST_COLUMNS, all of one length, in order of arrival."""
+    manifest: dict[str, Any]
+    """Resolved configuration, versions, seeds, profile and its hash, host, totals; plain JSON data."""
+    steps: Columns | None = None
+    """Columns as in STEP_COLUMNS, by dp_rank then start_s; None when not recorded."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Further small files of the record, by name (a policy's saved view)."""
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of requests by status, every status present, and their sum as ``injected``."""
+        status = self.requests["status"]
+        counts = {name: int((status == name).sum()) for name in STATUSES}
+        return {"injected": len(status), **counts}
+
+
+def write_record(out_dir: str | os.PathLike[str], record: RunRecord) -> Path:
+    """Write a record; the folder is complete or absent, never half written.
+
+    Files are written beside their final names and renamed, the manifest last: a folder with a manifest is whole.
+
+    Raises:
+        OutputError: the folder cannot be created or written.
+    """
+    out = Path(out_dir)
+    manifest = {"schema_version": SCHEMA_VERSION, **record.manifest, "metrics": METRIC_DEFINITIONS}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "manifest.json").unlink(missing_ok=True)
+        _write_parquet(out / "requests.parquet", record.requests, REQUEST_COLUMNS)
+        if record.steps is not None:
+            _write_parquet(out / "steps.parquet", record.steps, STEP_COLUMNS)
+        else:
+            (out / "steps.parquet").unlink(missing_ok=True)
+        for name, content in record.files.items():
+            _replace(out / name, content)
+        _replace(out / "manifest.json", (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the record to '{out}': {error.strerror or error}; choose another --out"
+        ) from error
+    return out
+
+
+def read_record(path: str | os.PathLike[str]) -> RunRecord:
+    """Read a record written by either host.
+
+    Raises:
+        RecordError: no manifest, another schema version, a missing file or column.
+    """
+    folder = Path(path)
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except FileNotFoundError:
+        raise RecordError(f"'{folder}' is no run record: it has no manifest.json") from None
+    except json.JSONDecodeError as error:
+        raise RecordError(f"'{folder / 'manifest.json'}' is not JSON: {error}") from None
+    version = manifest.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise RecordError(f"'{folder}' has schema version {version}; this simmoe reads {SCHEMA_VERSION}")
+    requests = _read_parquet(folder / "requests.parquet", REQUEST_COLUMNS)
+    steps = _read_parquet(folder / "steps.parquet", STEP_COLUMNS) if (folder / "steps.parquet").exists() else None
+    return RunRecord(requests=requests, manifest=manifest, steps=steps)
+
+
+def check_columns(
+    columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]], schema: Mapping[str, str], what: str
+) -> None:
+    """Raise RecordError unless ``columns`` has exactly the schema's names, all of one length."""
+    missing = [name for name in schema if name not in columns]
+    extra = [name for name in columns if name not in schema]
+    if missing or extra:
+        raise RecordError(f"{what}: missing columns {missing}, unknown columns {extra}")
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) > 1:
+        raise RecordError(f"{what}: columns of different lengths {sorted(lengths)}")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def _write_parquet(path: Path, columns: Columns, schema: Mapping[str, str]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_columns(columns, schema, path.name)
+    arrays = []
+    for name, kind in schema.items():
+        column = columns[name]
+        if kind == "float64":
+            arrays.append(pa.array(column, type=pa.float64(), mask=np.isnan(column)))
+        elif kind == "int64":
+            arrays.append(pa.array(column, type=pa.int64()))
+        else:
+            arrays.append(pa.array(list(column), type=pa.string()))
+    table = pa.Table.from_arrays(arrays, names=list(schema))
+    partial = path.with_name(f".{path.name}.partial")
+    pq.write_table(table, partial, compression="zstd", use_dictionary=["status"] if "status" in schema else ["mode"])
+    partial.replace(path)
+
+
+def _read_parquet(path: Path, schema: Mapping[str, str]) -> Columns:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise RecordError(f"'{path.parent}' is incomplete: it has no {path.name}") from None
+    except pa.ArrowInvalid as error:
+        raise RecordError(f"'{path}' is not Parquet: {error}") from None
+    columns: Columns = {}
+    for name, kind in schema.items():
+        if name not in table.column_names:
+            raise RecordError(f"'{path}' has no column '{name}'")
+        column = table.column(name)
+        if kind == "string":
+            columns[name] = np.array(column.to_pylist(), dtype=object)
+        elif kind == "float64":
+            columns[name] = np.asarray(column.cast(pa.float64()).fill_null(float("nan")).to_numpy())
+        else:
+            columns[name] = np.asarray(column.to_numpy(), dtype=np.int64)
+    return columns
