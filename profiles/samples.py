@@ -1,0 +1,344 @@
+"""Raw samples of step times: what a measuring run writes and a fit reads.
+
+A file is JSON lines; it is written plain, and read gzipped too when its name ends in ``.gz``. The first line is the header (everything that was true of
+the whole run), each further line one measured point: a step of one shape, repeated, under one clock::
+
+    {"format": "simmoe-samples", "version": 1, "card": "NVIDIA H200", ..., "async_scheduling": true}
+    {"kind": "prefill", "num_prefill_tokens": 512, ..., "k": 8, "clock": "device", "median_s": 0.0051, ...}
+
+One file is one engine: another engine setting (synchronous scheduling, other captured sizes) is another file, and a
+fit takes as many as it is given. A row is flushed when it is written, so a run that stops leaves whole rows, and
+:class:`SampleWriter` opened on such a file says which points are done.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, TypeVar, get_args, get_type_hints
+
+from simmoe.errors import OutputError, ProfileError
+from simmoe.profiles.shape import StepShape
+
+FORMAT = "simmoe-samples"
+VERSION = 1
+
+_T = TypeVar("_T")
+
+Kind = Literal["prefill", "decode", "mixed"]
+Mode = Literal["graphs", "eager"]
+Clock = Literal["device", "step", "host"]
+
+KINDS: tuple[str, ...] = get_args(Kind)
+MODES: tuple[str, ...] = get_args(Mode)
+CLOCKS: tuple[str, ...] = get_args(Clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One point: a step of this shape, run ``repetitions`` times after warm-up.
+
+    Raises:
+        ProfileError: a kind, mode or clock that does not exist; counts that contradict the kind; times that are not
+            finite, not positive or not ordered p10 <= median <= p90.
+    """
+
+    kind: Kind
+    """'prefill': prompt tokens only; 'decode': one token a sequence only; 'mixed': both."""
+    num_prefill_tokens: int
+    """Prompt tokens computed in the step, before any padding."""
+    num_prefill_seqs: int
+    """Prompts or chunks those tokens belong to."""
+    prefill_kv_pairs: int
+    """Query-key pairs of those tokens: a chunk of c after a context of h adds c*h + c*(c+1)//2."""
+    num_decode_seqs: int
+    """Sequences that compute one token, before any padding."""
+    decode_kv_tokens: int
+    """KV tokens those sequences attend to, the new one included, summed; over repetitions whose context grows, the
+    value at the median step."""
+    k: int
+    """Routed experts a token that really ran (the k of the graph bank, not the k asked for)."""
+    mode: Mode
+    """How the step ran: 'graphs' replayed captured graphs, 'eager' launched kernels one by one, as an engine with
+    graphs also does above its largest captured size."""
+    clock: Clock
+    """'device': between CUDA events around the forward pass and sampling, on the compute stream, the device kept busy
+    by earlier work; 'step': wall time between the outputs of consecutive steps of this shape, the engine running as
+    its header says; 'host': the engine core's own time a step (schedule, prepare, launch, update), waits on the device
+    left out."""
+    repetitions: int
+    """Times measured; the percentiles are over these."""
+    median_s: float
+    p10_s: float
+    p90_s: float
+    held_out: bool = False
+    """Kept out of the fit, to check it."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("kind", KINDS), ("mode", MODES), ("clock", CLOCKS)):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ProfileError(f"{name} is '{value}'; it must be one of {', '.join(allowed)}")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            least = 1 if name in ("k", "repetitions") else 0
+            if value < least:
+                raise ProfileError(f"{name} is {value}; it must be at least {least}")
+        if self.kind in ("prefill", "mixed"):
+            tokens, seqs, pairs = self.num_prefill_tokens, self.num_prefill_seqs, self.prefill_kv_pairs
+            if not (1 <= seqs <= tokens <= pairs):
+                raise ProfileError(
+                    f"a {self.kind} point has num_prefill_seqs {seqs}, num_prefill_tokens {tokens}, prefill_kv_pairs "
+                    f"{pairs}; each must be at least 1 and none above the next"
+                )
+        elif self.num_prefill_tokens or self.num_prefill_seqs or self.prefill_kv_pairs:
+            raise ProfileError(f"a decode point has {self.num_prefill_tokens} prefill tokens; call it mixed")
+        if self.kind in ("decode", "mixed"):
+            if not 1 <= self.num_decode_seqs <= self.decode_kv_tokens:
+                raise ProfileError(
+                    f"a {self.kind} point has num_decode_seqs {self.num_decode_seqs}, decode_kv_tokens "
+                    f"{self.decode_kv_tokens}; each sequence attends to at least its own new token"
+                )
+        elif self.num_decode_seqs or self.decode_kv_tokens:
+            raise ProfileError(f"a prefill point has {self.num_decode_seqs} decode sequences; call it mixed")
+        for name in ("p10_s", "median_s", "p90_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ProfileError(f"{name} is {value}; it must be finite and above 0 seconds")
+        if not self.p10_s <= self.median_s <= self.p90_s:
+            raise ProfileError(f"p10_s {self.p10_s}, median_s {self.median_s}, p90_s {self.p90_s} are out of order")
+
+    @property
+    def shape(self) -> StepShape:
+        """The step's shape, as a step-cost model is asked for it."""
+        return StepShape(
+            num_prefill_tokens=self.num_prefill_tokens,
+            prefill_kv_pairs=self.prefill_kv_pairs,
+            num_prefill_seqs=self.num_prefill_seqs,
+            num_decode_seqs=self.num_decode_seqs,
+            decode_kv_tokens=self.decode_kv_tokens,
+            k_exec=self.k,
+        )
+
+    @property
+    def key(self) -> tuple[StepShape, str, str]:
+        """What makes two rows the same point: shape, mode and clock."""
+        return self.shape, self.mode, self.clock
+
+
+@dataclass(frozen=True, slots=True)
+class SampleHeader:
+    """What was true of the whole run; copied into the table's provenance."""
+
+    model: str
+    """The model as published and how it was changed, e.g. 'allenai/OLMoE-1B-7B-0924 split by 4'."""
+    model_config: dict[str, Any]
+    """The Hugging Face config values that decide the work: hidden_size, num_hidden_layers, num_experts, ..."""
+    weights: str
+    """'real' or 'dummy' (random: time is unaffected, expert balance is that of a random gate)."""
+    dtype: str
+    k_max: int
+    """Largest k the engine can run; its config's num_experts_per_tok."""
+    k_granularity: int
+    """Sub-expert units one k of this model is worth: 1 when split, N for the original model."""
+    card: str
+    """As the driver names it."""
+    num_cards: int
+    driver: str
+    clocks: dict[str, float]
+    """Seen while measuring: sm_mhz, mem_mhz, power_w, temperature_c and the like, with units in their names."""
+    versions: dict[str, str]
+    """vllm, torch, triton, cuda, python, ..."""
+    kernels: dict[str, Any]
+    """MoE and attention backend, and the tile configuration that ran."""
+    captured_sizes: list[int]
+    """Token counts graphs were captured at, ascending; a step up to the last runs padded to the next. Empty: none."""
+    captured_ks: list[int]
+    """Budgets graphs were captured at, ascending."""
+    graphs: str
+    """How graphs follow k: 'banks' (one bank a k in one engine), 'engine' (an engine a k), 'none' (eager)."""
+    k_check: str
+    """How it was shown that the k named is the k that ran, and what was seen."""
+    engine_flags: dict[str, Any]
+    """max_num_batched_tokens, max_num_seqs, cudagraph_mode and whatever else was not vLLM's default."""
+    async_scheduling: bool
+    block_size: int
+    num_gpu_blocks: int
+    """KV blocks the engine had, its null block included."""
+    date: str
+    """ISO date."""
+    command: str
+    """The command that made the file, without machine paths."""
+    front_end: dict[str, float] = field(default_factory=dict)
+    """ingress_s (arrival to the engine core's queue) and egress_s (end of a step to the client), when measured."""
+    notes: list[str] = field(default_factory=list)
+    """Anything a reader of the numbers must know."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("k_max", 1), ("k_granularity", 1), ("num_cards", 1), ("block_size", 1)):
+            if getattr(self, name) < least:
+                raise ProfileError(f"header: {name} is {getattr(self, name)}; it must be at least {least}")
+        if self.num_gpu_blocks < 2:
+            raise ProfileError(f"header: num_gpu_blocks is {self.num_gpu_blocks}; an engine has at least 2")
+        for name in ("captured_sizes", "captured_ks"):
+            values = getattr(self, name)
+            if any(b <= a for a, b in zip([0, *values], values, strict=False)):
+                raise ProfileError(f"header: {name} is {values}; it must ascend from at least 1 without repeats")
+        unknown = set(self.front_end) - {"ingress_s", "egress_s"}
+        if unknown:
+            raise ProfileError(f"header: front_end has {sorted(unknown)}; it may hold ingress_s and egress_s")
+        for name, value in self.front_end.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ProfileError(f"header: front_end.{name} is {value}; it must be finite and at least 0")
+
+
+#: Header fields that may differ between the runs that made one file: a resumed run is the same engine another time.
+PER_RUN_FIELDS = ("clocks", "date", "command", "front_end", "notes", "k_check", "num_gpu_blocks")
+
+_COUNTS = (
+    "num_prefill_tokens",
+    "num_prefill_seqs",
+    "prefill_kv_pairs",
+    "num_decode_seqs",
+    "decode_kv_tokens",
+    "k",
+    "repetitions",
+)
+
+
+class SampleWriter:
+    """Appends samples to a plain file; a context manager.
+
+    Opened on a file that exists, it goes on where that stopped: the header must name the same engine, and ``done``
+    holds the points already there. A last row cut short by a kill is dropped.
+
+    Raises:
+        ProfileError: the file holds samples of another engine, or is no sample file.
+        OutputError: the file cannot be written, or its name asks for gzip.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], header: SampleHeader) -> None:
+        self.path = Path(path)
+        if self.path.suffix == ".gz":
+            raise OutputError(f"cannot write samples to '{self.path}': rows are appended plain; compress it afterwards")
+        self.done: set[tuple[StepShape, str, str]] = set()
+        lines = [json.dumps({"format": FORMAT, "version": VERSION, **asdict(header)})]
+        if self.path.exists():
+            old, samples = read_samples(self.path, allow_cut_row=True)
+            for name in (f.name for f in fields(header) if f.name not in PER_RUN_FIELDS):
+                if getattr(old, name) != getattr(header, name):
+                    raise ProfileError(
+                        f"'{self.path}' was measured with {name} {getattr(old, name)}, this engine has "
+                        f"{getattr(header, name)}; write to another file"
+                    )
+            lines = [json.dumps({"format": FORMAT, "version": VERSION, **asdict(old)})]
+            lines += [json.dumps(asdict(sample)) for sample in samples]
+            self.done = {sample.key for sample in samples}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_name(f".partial.{self.path.name}")
+            partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            partial.replace(self.path)
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write samples to '{self.path}': {error.strerror or error}") from error
+
+    def write(self, sample: Sample) -> None:
+        """Append one row and flush it."""
+        self._file.write(json.dumps(asdict(sample)) + "\n")
+        self._file.flush()
+        self.done.add(sample.key)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> SampleWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_samples(path: str | os.PathLike[str], *, allow_cut_row: bool = False) -> tuple[SampleHeader, list[Sample]]:
+    """Read one file.
+
+    Args:
+        path: JSON lines, gzipped when the name ends in ``.gz``.
+        allow_cut_row: drop a last line that is not whole JSON (a run was killed while writing it).
+    Raises:
+        ProfileError: names the file, the line and the field at fault.
+    """
+    name = os.fspath(path)
+    try:
+        with _open(Path(path)) as file:
+            lines = list(_numbered_lines(file))
+    except FileNotFoundError:
+        raise ProfileError(f"no sample file '{name}'") from None
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise ProfileError(f"cannot read samples from '{name}': {error}") from None
+    if not lines:
+        raise ProfileError(f"'{name}' is empty; a sample file starts with a header line")
+    records: list[tuple[int, dict[str, Any]]] = []
+    for position, (number, line) in enumerate(lines):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            if allow_cut_row and position and position == len(lines) - 1:
+                break
+            raise ProfileError(f"'{name}' line {number} is not JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise ProfileError(f"'{name}' line {number} is not a JSON object")
+        records.append((number, record))
+    number, head = records[0]
+    if head.pop("format", None) != FORMAT:
+        raise ProfileError(f"'{name}' is no sample file: its first line does not say format '{FORMAT}'")
+    version = head.pop("version", None)
+    if version != VERSION:
+        raise ProfileError(f"'{name}' has sample version {version}; this simmoe reads {VERSION}")
+    header = _build(SampleHeader, head, f"'{name}' line {number}")
+    return header, [_build(Sample, record, f"'{name}' line {number}") for number, record in records[1:]]
+
+
+def _numbered_lines(file: IO[str]) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+
+
+def _open(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _build(cls: type[_T], record: Mapping[str, Any], where: str) -> _T:
+    """Return ``cls(**record)`` after checking names and types."""
+    hints = get_type_hints(cls)
+    missing = [f for f in hints if f not in record and f not in ("held_out", "front_end", "notes")]
+    if missing:
+        raise ProfileError(f"{where} lacks {', '.join(missing)}")
+    unknown = [f for f in record if f not in hints]
+    if unknown:
+        raise ProfileError(f"{where} has unknown {', '.join(unknown)}")
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        hint = hints[name]
+        wanted = getattr(hint, "__origin__", hint)
+        if wanted is Literal:
+            wanted = str
+        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+            raise ProfileError(f"{where}: {name} is {value!r}; it must be {wanted.__name__}")
+        values[name] = value
+    try:
+        return cls(**values)
+    except ProfileError as error:
+        raise ProfileError(f"{where}: {error}") from None
