@@ -50,6 +50,10 @@ class StepCost(Protocol):
         """Return the line a decode-only step of this many sequences follows as its KV grows."""
         ...
 
+    def prefill_s(self, num_tokens: int, k_exec: int, /) -> float:
+        """Return T(n, k): the time of a step that computes prompt tokens alone."""
+        ...
+
 
 class ConstantStepCost:
     """Every step takes the same time: for theory checks and tests.
@@ -69,6 +73,10 @@ class ConstantStepCost:
         """Return a flat line."""
         return DecodeLine(self.seconds, 0.0, 0.0)
 
+    def prefill_s(self, num_tokens: int, k_exec: int, /) -> float:
+        """Return the constant."""
+        return self.seconds
+
 
 class LinearStepCost:
     """``base + per_pair * tokens * k_exec + per_kv * decode_kv_tokens``: the least model in which budgets matter."""
@@ -87,3 +95,7 @@ class LinearStepCost:
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """Return the same cost as a line in KV tokens."""
         return DecodeLine(self.base_s + self.per_pair_s * (num_decode_seqs * k_exec), self.per_kv_s, 0.0)
+
+    def prefill_s(self, num_tokens: int, k_exec: int, /) -> float:
+        """Return the same cost for prompt tokens alone."""
+        return self.base_s + self.per_pair_s * (num_tokens * k_exec)
