@@ -75,9 +75,14 @@ class PolicyContext:
     """The deployment a policy is built for. A constructor that has a parameter named ``context`` receives it."""
 
     prefill_s: Callable[[int, int], float]
-    """T(n, k): seconds a step of n prompt tokens takes at budget k (the profile's model)."""
+    """T(n, k): seconds a step of n prompt tokens takes when budget k is asked for (the profile's model)."""
     k_min: int
     k_max: int
     num_ranks: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    enable_chunked_prefill: bool = True
+    """Whether a prompt may enter with fewer tokens than it has left."""
+    front_end_index: int = 0
+    """Which of the front ends a route policy serves; 0 for batch policies."""
+    num_front_ends: int = 1

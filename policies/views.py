@@ -47,6 +47,8 @@ class StepView:
     """The largest budget among running requests; 0 if none runs. It already sets a floor for the step's budget."""
     oldest: RequestView | None
     """The waiting request that arrived first, whatever the queue's order; None if nothing waits."""
+    num_preempted: int = 0
+    """How many requests at the front of ``waiting`` were preempted; from there on the queue is sorted."""
 
 
 @dataclass(frozen=True, slots=True)
