@@ -1,7 +1,8 @@
 """Raw samples of step times: what a measuring run writes and a fit reads.
 
-A file is JSON lines; it is written plain, and read gzipped too when its name ends in ``.gz``. The first line is the header (everything that was true of
-the whole run), each further line one measured point: a step of one shape, repeated, under one clock::
+A file is JSON lines; it is written plain, and read gzipped too when its name ends in ``.gz``. The first line is the
+header (everything that was true of the whole run), each further line one measured point: a step of one shape, repeated,
+under one clock::
 
     {"format": "simmoe-samples", "version": 1, "card": "NVIDIA H200", ..., "async_scheduling": true}
     {"kind": "prefill", "num_prefill_tokens": 512, ..., "k": 8, "clock": "device", "median_s": 0.0051, ...}

@@ -1,0 +1,85 @@
+"""Profiles by name or path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simmoe.errors import UsageError, did_you_mean
+from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
+from simmoe.profiles.table import StepTable, read_table
+
+DEFAULT_PROFILE = "olmoe-1b-7b-split4-h200"
+
+_DATA = Path(__file__).parent / "data"
+
+
+class FrontEndTimes(NamedTuple):
+    """What the front end adds to the engine's own clock."""
+
+    ingress_s: float
+    """From arrival to the engine core's queue."""
+    egress_s: float
+    """From the end of a step to the client."""
+
+
+class Profile:
+    """A step-cost table and what belongs to it."""
+
+    def __init__(self, table: StepTable) -> None:
+        self.table = table
+        self.name = table.name
+        self.status = table.status
+        """'measured', 'estimated' or 'synthetic'."""
+        self.sha256 = table.sha256
+        """Of the table file."""
+        self.k_max = table.k_max
+        self.k_granularity = table.k_granularity
+        self.block_size = table.block_size
+        self.num_gpu_blocks = table.num_gpu_blocks
+        self.front_end = FrontEndTimes(table.ingress_s, table.egress_s)
+        self.provenance: Mapping[str, Any] = table.provenance
+        self._surfaces = Surfaces.of(table)
+
+    @property
+    def label(self) -> str:
+        """The name, with what it is when that is not measured."""
+        return self.name if self.status == "measured" else f"{self.name} ({self.status})"
+
+    def cost(self, async_scheduling: bool = True) -> ProfileStepCost:
+        """Return a fresh step cost: one a run, since it counts what it extrapolated."""
+        return ProfileStepCost(self._surfaces, async_scheduling)
+
+
+def profile_names() -> list[str]:
+    """Return the names of the profiles that ship with simmoe."""
+    return sorted(path.stem for path in _DATA.glob("*.json"))
+
+
+def profile_path(name_or_path: str) -> Path:
+    """Return the table file of a shipped profile, or the path given.
+
+    Raises:
+        UsageError: neither a shipped profile nor a path.
+    """
+    shipped = _DATA / f"{name_or_path}.json"
+    if name_or_path in profile_names():
+        return shipped
+    path = Path(name_or_path)
+    if path.suffix == ".json" or len(path.parts) > 1:
+        return path
+    raise UsageError(
+        f"no profile '{name_or_path}'{did_you_mean(name_or_path, profile_names())}; give a name that "
+        f"'simmoe profile list' shows, or the path of a .json table"
+    )
+
+
+def load_profile(name_or_path: str = DEFAULT_PROFILE) -> Profile:
+    """Load a shipped profile by name, or a table file by path.
+
+    Raises:
+        UsageError: no profile has that name.
+        ProfileError: the file cannot be read, or breaks a rule of the format.
+    """
+    return Profile(read_table(profile_path(name_or_path)))

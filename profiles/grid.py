@@ -1,0 +1,98 @@
+"""Seconds on a (size, k) grid: a staircase where graphs were captured, straight lines between points, slopes beyond."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+
+class _Row(NamedTuple):
+    """The grid at one k, ready to be asked."""
+
+    captured: list[float]
+    """[num_captured] seconds at each captured size."""
+    seconds: list[float]
+    """[num_sizes] seconds at each measured size."""
+    slope_s: float
+    """Seconds a token beyond the last size."""
+
+
+class Grid:
+    """Seconds as a function of a size (tokens or sequences) and k.
+
+    A size up to the largest captured one costs what the next captured size costs, since graphs run padded. Above, and
+    between measured points, the grid is linear; below its first size and first k it is flat. Beyond its last size it
+    goes on at the slope of the last segment, and beyond its last k likewise; those slopes never fall as the other
+    coordinate grows (as for a step bound by arithmetic, whose cost is a product of both), so the grid stays monotone.
+
+    Args:
+        sizes: [num_sizes] ascending.
+        ks: [num_ks] ascending.
+        seconds: [num_sizes][num_ks] non-decreasing along both.
+        captured: [num_captured] ascending sizes graphs were captured at; may be empty.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], ks: Sequence[int], seconds: Sequence[Sequence[float]], captured: Sequence[int]
+    ) -> None:
+        self.sizes = list(sizes)
+        self.ks = list(ks)
+        self.captured = list(captured)
+        self.largest_captured = self.captured[-1] if self.captured else 0
+        # columns[j][i] is the seconds at ks[j] and sizes[i].
+        self._columns = [[float(row[j]) for row in seconds] for j in range(len(self.ks))]
+        self._size_slopes = list(accumulate((_last_slope(self.sizes, c) for c in self._columns), max))
+        self._k_slopes = list(accumulate((_last_slope(self.ks, row) for row in seconds), max))
+        self._rows: dict[int, _Row] = {}
+
+    def seconds(self, size: int, k: int) -> float:
+        """Return the seconds at a size >= 1 and a k >= 1."""
+        row = self._rows.get(k)
+        if row is None:
+            row = self._rows[k] = self._row(k)
+        if size <= self.largest_captured:
+            return row.captured[bisect_left(self.captured, size)]
+        return self._between(size, row.seconds, row.slope_s)
+
+    def runs_at(self, size: int) -> int:
+        """Return the size that runs: the next captured one, or itself above them."""
+        return self.captured[bisect_left(self.captured, size)] if size <= self.largest_captured else size
+
+    def outside_sizes(self, size: int) -> bool:
+        """Whether the size that runs lies outside the measured sizes."""
+        return not self.sizes[0] <= self.runs_at(size) <= self.sizes[-1]
+
+    def outside_ks(self, k: int) -> bool:
+        """Whether k lies outside the measured budgets."""
+        return not self.ks[0] <= k <= self.ks[-1]
+
+    def _row(self, k: int) -> _Row:
+        ks, columns = self.ks, self._columns
+        j = bisect_left(ks, k)
+        if j == len(ks):
+            beyond = k - ks[-1]
+            seconds = [s + slope * beyond for s, slope in zip(columns[-1], self._k_slopes, strict=True)]
+            slope_s = self._size_slopes[-1] + _last_slope(self.sizes, self._k_slopes) * beyond
+        elif j == 0 or ks[j] == k:
+            seconds, slope_s = columns[j], self._size_slopes[j]
+        else:
+            share = (k - ks[j - 1]) / (ks[j] - ks[j - 1])
+            seconds = [low + (high - low) * share for low, high in zip(columns[j - 1], columns[j], strict=True)]
+            slope_s = self._size_slopes[j - 1] + (self._size_slopes[j] - self._size_slopes[j - 1]) * share
+        return _Row([self._between(size, seconds, slope_s) for size in self.captured], seconds, slope_s)
+
+    def _between(self, size: int, seconds: list[float], slope_s: float) -> float:
+        sizes = self.sizes
+        i = bisect_left(sizes, size)
+        if i == len(sizes):
+            return seconds[-1] + slope_s * (size - sizes[-1])
+        if i == 0:
+            return seconds[0]
+        low, high = seconds[i - 1], seconds[i]
+        return low + (high - low) * ((size - sizes[i - 1]) / (sizes[i] - sizes[i - 1]))
+
+
+def _last_slope(xs: Sequence[int], ys: Sequence[float]) -> float:
+    return (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if len(xs) > 1 else 0.0

@@ -1,0 +1,151 @@
+"""The cost of a step, composed from a profile's table.
+
+A step of n tokens at budget k occupies the device for
+
+* decode only: ``decode(n, k) + per_kv_token(n) * KV tokens``;
+* with prompt tokens: ``max(prefill(n, k), decode(decode sequences, k))`` plus what query-key pairs, prompts, decode
+  sequences and their KV tokens add,
+
+and the host for ``base + per sequence``, by launch path. With asynchronous scheduling the host composes the next step
+while the device runs this one, and a step lasts as long as the slower of the two (the device's idle gap between steps
+included); otherwise they add. Every term is non-negative and none falls as any part of the shape grows, so neither does
+the sum.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from simmoe.profiles.grid import Grid
+from simmoe.profiles.shape import DecodeLine, StepShape
+from simmoe.profiles.table import StepTable
+
+#: T(n, k) is asked without saying how many prompts the n tokens are; prompts of this length are assumed.
+PROMPT_TOKENS = 1024
+
+
+class Surfaces(NamedTuple):
+    """A table made ready to be asked; shared by every cost object of a profile."""
+
+    prefill: Grid
+    decode: Grid
+    table: StepTable
+
+    @classmethod
+    def of(cls, table: StepTable) -> Surfaces:
+        """Prepare a table."""
+        return cls(
+            Grid(table.prefill.sizes, table.prefill.ks, table.prefill.seconds, table.captured_sizes),
+            Grid(table.decode.sizes, table.decode.ks, table.decode.seconds, table.captured_sizes),
+            table,
+        )
+
+
+class ProfileStepCost:
+    """Seconds a step takes on the engine a table was measured on.
+
+    Make one a run: it counts which questions lay outside the measured grid.
+
+    Args:
+        surfaces: the prepared table.
+        async_scheduling: whether the host's time overlaps the device's.
+    """
+
+    def __init__(self, surfaces: Surfaces, async_scheduling: bool) -> None:
+        self._prefill, self._decode, table = surfaces
+        self._decode_kv = table.decode_kv
+        self._pair_s, self._prefill_seq_s, self._mixed_seq_s, self._mixed_kv_s = table.attention
+        self._host_adds = not async_scheduling
+        eager = table.host["eager"]
+        self._full = table.host.get("full", eager)
+        self._piecewise = table.host.get("piecewise", eager)
+        self._eager = eager
+        self._largest_captured = self._prefill.largest_captured
+        self._lines: dict[tuple[int, int], DecodeLine] = {}
+        self._outside: dict[str, set[tuple[int, int]]] = {}
+
+    def step_s(self, shape: StepShape, /) -> float:
+        """Return the time from the start of a step to the start of the next; > 0.
+
+        Args:
+            shape: at least one token; ``k_exec`` at least 1.
+        """
+        tokens, pairs, prompts, decodes, kv_tokens, k = shape
+        if not tokens:
+            line = self._lines.get((decodes, k))
+            if line is None:
+                line = self.decode_line(decodes, k)
+            base_s, per_kv_token_s, floor_s = line
+            seconds = base_s + per_kv_token_s * kv_tokens
+            return seconds if seconds > floor_s else floor_s
+        num_tokens = tokens + decodes
+        device_s = self._prefill.seconds(num_tokens, k)
+        if decodes:
+            decode_s = self._decode.seconds(decodes, k)
+            if decode_s > device_s:
+                device_s = decode_s
+            device_s += self._mixed_seq_s * decodes + self._mixed_kv_s * kv_tokens
+        device_s += self._pair_s * pairs + self._prefill_seq_s * prompts
+        if self._outside_prefill(num_tokens, k):
+            self._count(self._prefill, "prefill_tokens", num_tokens, k)
+        base_s, per_seq_s, gap_s = self._piecewise if num_tokens <= self._largest_captured else self._eager
+        host_s = base_s + per_seq_s * (prompts + decodes)
+        if self._host_adds:
+            return device_s + host_s
+        device_s += gap_s
+        return device_s if device_s > host_s else host_s
+
+    def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
+        """Return the line a decode-only step of this many sequences follows as its KV grows."""
+        line = self._lines.get((num_decode_seqs, k_exec))
+        if line is not None:
+            return line
+        self._count(self._decode, "decode_seqs", num_decode_seqs, k_exec)
+        device_s = self._decode.seconds(num_decode_seqs, k_exec)
+        base_s, per_seq_s, gap_s = self._full if num_decode_seqs <= self._largest_captured else self._eager
+        host_s = base_s + per_seq_s * num_decode_seqs
+        slope_s = self._per_kv_token_s(num_decode_seqs)
+        if self._host_adds:
+            line = DecodeLine(device_s + host_s, slope_s, 0.0)
+        else:
+            line = DecodeLine(device_s + gap_s, slope_s, host_s)
+        self._lines[num_decode_seqs, k_exec] = line
+        return line
+
+    def prefill_s(self, num_tokens: int, k: int) -> float:
+        """Return T(n, k): a step of n prompt tokens, taken as prompts of PROMPT_TOKENS and a remainder."""
+        whole, rest = divmod(num_tokens, PROMPT_TOKENS)
+        pairs = whole * (PROMPT_TOKENS * (PROMPT_TOKENS + 1) // 2) + rest * (rest + 1) // 2
+        return self.step_s(StepShape(num_tokens, pairs, whole + (rest > 0), 0, 0, k))
+
+    @property
+    def extrapolated(self) -> Mapping[str, int]:
+        """How many distinct (size, k) were asked for outside the measured grid, by what lay outside.
+
+        'prefill_tokens' and 'decode_seqs': the tokens or sequences; 'k': the budget. Empty when everything lay inside.
+        Distinct points are counted, not steps, so the count is the same however stretches of steps are advanced.
+        """
+        return {kind: len(points) for kind, points in sorted(self._outside.items())}
+
+    def _outside_prefill(self, num_tokens: int, k: int) -> bool:
+        grid = self._prefill
+        return not (grid.sizes[0] <= num_tokens <= grid.sizes[-1] and grid.ks[0] <= k <= grid.ks[-1])
+
+    def _count(self, grid: Grid, kind: str, size: int, k: int) -> None:
+        if grid.outside_sizes(size):
+            self._outside.setdefault(kind, set()).add((grid.runs_at(size), k))
+        if grid.outside_ks(k):
+            self._outside.setdefault("k", set()).add((grid.runs_at(size), k))
+
+    def _per_kv_token_s(self, num_seqs: int) -> float:
+        rows = self._decode_kv
+        i = bisect_left(rows, (num_seqs, 0.0))
+        if i == len(rows):
+            return rows[-1][1]
+        size, high = rows[i]
+        if i == 0 or size == num_seqs:
+            return high
+        before, low = rows[i - 1]
+        return low + (high - low) * ((num_seqs - before) / (size - before))
