@@ -1,1 +1,1 @@
-"""Everything that touches a real model: the vLLM plug-in, measuring profiles, refactoring checkpoints."""
+"""Everything that touches a real model: the vLLM plug-in, measuring profiles, refactoring, folding, kernels."""

@@ -1,0 +1,100 @@
+"""How a budget travels: request -> scheduler -> worker, on carriers vLLM already has.
+
+A request carries k in ``SamplingParams.extra_args[K_ARG]`` (over HTTP: ``vllm_xargs``); the field crosses every process
+boundary of vLLM by itself. A step carries its k as an attribute of ``SchedulerOutput``, which travels by reference in one
+process and is pickled between several; under asynchronous scheduling k thus stays with its own step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from simmoe.errors import LiveError
+
+K_ARG = "simmoe_k"
+"""Key of a request's budget in ``SamplingParams.extra_args``."""
+
+CONFIG_KEY = "simmoe"
+"""Key of simmoe's options in vLLM's ``additional_config``."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """simmoe's own options of one engine, from ``additional_config={"simmoe": {...}}``.
+
+    Raises:
+        LiveError: an option that does not exist or is outside its range.
+    """
+
+    k_max: int
+    """The model's ``num_experts_per_tok``: the largest budget, and the one vLLM sizes its workspaces for."""
+    default_k: int = 0
+    """Budget of a request that names none; 0 means ``k_max``."""
+    captured_ks: tuple[int, ...] = ()
+    """Budgets CUDA graphs are captured at, ascending; the last must be ``k_max``. Empty: ``k_max`` alone."""
+    record_steps: bool = False
+    """Keep a record of every step until it is drained."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "default_k", self.default_k or self.k_max)
+        ks = tuple(self.captured_ks) or (self.k_max,)
+        object.__setattr__(self, "captured_ks", ks)
+        if not 1 <= self.default_k <= self.k_max:
+            raise LiveError(f"default_k is {self.default_k}; this model takes 1 to {self.k_max}")
+        if list(ks) != sorted(set(ks)) or ks[0] < 1 or ks[-1] != self.k_max:
+            raise LiveError(f"captured_ks is {list(ks)}; it must ascend from at least 1 to the model's {self.k_max}")
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> EngineOptions:
+        """Return the options of a ``VllmConfig``."""
+        given = dict((vllm_config.additional_config or {}).get(CONFIG_KEY, {}))
+        known = {f.name for f in fields(cls)} - {"k_max"}
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise LiveError(f"additional_config['{CONFIG_KEY}'] has unknown {unknown}; known: {sorted(known)}")
+        return cls(k_max=model_k_max(vllm_config), **given)
+
+    def captured_at_least(self, k: int) -> int:
+        """Return the smallest captured budget that is not below k."""
+        return next(captured for captured in self.captured_ks if captured >= k)
+
+
+def model_k_max(vllm_config: Any) -> int:
+    """Return the model's ``num_experts_per_tok``.
+
+    Raises:
+        LiveError: the model has no routed experts.
+    """
+    k_max = getattr(vllm_config.model_config.hf_text_config, "num_experts_per_tok", None)
+    if not isinstance(k_max, int):
+        raise LiveError(f"model '{vllm_config.model_config.model}' has no num_experts_per_tok: it is no MoE")
+    return k_max
+
+
+def request_k(sampling_params: Any, default_k: int) -> int:
+    """Return a request's budget; ``default_k`` when it names none."""
+    extra_args = sampling_params.extra_args if sampling_params is not None else None
+    return extra_args.get(K_ARG, default_k) if extra_args else default_k
+
+
+def install_validation() -> None:
+    """Make vLLM's front end refuse a budget that is not an integer in 1..k_max (a 400 over HTTP). Idempotent."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    original = InputProcessor._validate_params
+    if hasattr(original, "simmoe"):
+        return
+
+    def validate_params(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(params, SamplingParams) and K_ARG in (params.extra_args or {}):
+            k, k_max = params.extra_args[K_ARG], model_k_max(self.vllm_config)
+            if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= k_max:
+                message = f"{K_ARG} is {k!r}; it must be an integer from 1 to {k_max}"
+                raise VLLMValidationError(message, parameter=K_ARG, value=k)
+        return original(self, params, *args, **kwargs)
+
+    validate_params.simmoe = True  # type: ignore[attr-defined]
+    InputProcessor._validate_params = validate_params

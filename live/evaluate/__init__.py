@@ -1,0 +1,1 @@
+"""Perplexity against the routing budget, and the hand-over to lm-eval."""

@@ -1,0 +1,1 @@
+"""The small OLMoE-architecture language model: its corpus, its training, its log."""
