@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -22,6 +23,7 @@ GROUPS: dict[Kind, str] = {"batch": "simmoe.batch_policies", "route": "simmoe.ro
 METHODS: dict[Kind, str] = {"batch": "plan", "route": "route"}
 
 
+@functools.cache
 def installed(kind: Kind) -> dict[str, importlib.metadata.EntryPoint]:
     """Return the installed policies of one kind by name.
 

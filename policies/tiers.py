@@ -55,11 +55,14 @@ class Tiers:
             return ADMIT_ALL
         batch = _Batch(view, self._chunked)
         for i in range(view.num_preempted):
-            batch.add(waiting[i])
+            if not batch.add(waiting[i], resumed=True):
+                break
         wake_at_s = self._add_aged(batch, view)
-        has_order = bool(view.num_preempted or batch.order)
+        if batch.refused is not None:  # it stays first in line, and nothing passes it
+            return StepPlan(order=[*batch.order, batch.refused], wake_at_s=wake_at_s)
+        comes_first = bool(batch.order)
         self._fill(batch, view)
-        if has_order:
+        if comes_first:
             return StepPlan(order=batch.order, wake_at_s=wake_at_s)
         return StepPlan(k_max=batch.k or waiting[0].k_qos, wake_at_s=wake_at_s)
 
@@ -69,7 +72,7 @@ class Tiers:
         Once the batch is full, further aging changes nothing before the queue or the running set does.
         """
         oldest = view.oldest
-        if self._max_wait_s is None or oldest is None:
+        if self._max_wait_s is None or oldest is None or batch.full:
             return None
         if oldest.arrival_s + self._max_wait_s > view.now_s:
             return oldest.arrival_s + self._max_wait_s
@@ -115,7 +118,18 @@ class _Mark(NamedTuple):
 class _Batch:
     """A batch under composition, within what the host could admit."""
 
-    __slots__ = ("_block_size", "_blocks", "_chunked", "_seats", "_token_budget", "full", "k", "order", "tokens")
+    __slots__ = (
+        "_block_size",
+        "_blocks",
+        "_chunked",
+        "_seats",
+        "_token_budget",
+        "full",
+        "k",
+        "order",
+        "refused",
+        "tokens",
+    )
 
     def __init__(self, view: StepView, chunked: bool) -> None:
         self.order: list[str] = []
@@ -123,6 +137,8 @@ class _Batch:
         """Prompt tokens the batch computes."""
         self.k = 0
         """The largest budget among its requests."""
+        self.refused: str | None = None
+        """The first request that did not fit, if one was tried."""
         self._token_budget = view.token_budget
         self._seats = view.max_num_seqs - len(view.running)
         self._blocks = view.free_kv_blocks
@@ -131,14 +147,19 @@ class _Batch:
         self.full = view.token_budget <= 0 or self._seats <= 0
         """Whether nothing more can be admitted, tokens, sequences or KV blocks being used up."""
 
-    def add(self, request: RequestView) -> bool:
-        """Add a request, the last one in part if prompts are chunked; return whether any of it fits."""
+    def add(self, request: RequestView, resumed: bool = False) -> bool:
+        """Add a request, in part if it is cut by the token budget; return whether any of it fits.
+
+        With chunked prefill off only a preempted one is cut: its outputs may have taken it past the budget that its
+        prompt alone had fitted.
+        """
         if self.full:
             return False
         tokens = request.prompt_tokens - request.num_computed_tokens
         blocks = -(-tokens // self._block_size)
         left = self._token_budget - self.tokens
-        if blocks > self._blocks or (tokens > left and not self._chunked):
+        if blocks > self._blocks or (tokens > left and not (self._chunked or resumed)):
+            self.refused = request.request_id
             self.full = True
             return False
         self.order.append(request.request_id)

@@ -1,0 +1,73 @@
+"""What a policy may answer: hosts check each plan and each rank before they apply it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+
+from simmoe.errors import PolicyError
+from simmoe.policies.protocols import StepPlan
+from simmoe.policies.views import RankView, StepView
+
+
+def check_plan(plan: object, view: StepView, is_waiting: Callable[[str], object] | None = None) -> StepPlan:
+    """Return ``plan`` if it is one that a host can apply to ``view``.
+
+    Args:
+        plan: what a batch policy answered.
+        view: what it was asked.
+        is_waiting: tells whether a request id waits on this rank, for hosts that know without reading the queue.
+    Raises:
+        PolicyError: no StepPlan; an id that does not wait or is listed twice; a gate that is no budget; a wake-up time
+            that is not finite or not after ``view.now_s``.
+    """
+    if not isinstance(plan, StepPlan):
+        raise PolicyError(f"plan returned {_shown(plan)}; it must return a StepPlan")
+    if plan.order is not None:
+        _check_order(plan.order, view, is_waiting)
+    k_max = plan.k_max
+    if k_max is not None and (isinstance(k_max, bool) or not isinstance(k_max, Integral) or k_max < 0):
+        raise PolicyError(f"plan returned k_max {_shown(k_max)}; it must be None or a whole number, at least 0")
+    wake_at_s = plan.wake_at_s
+    if wake_at_s is not None and not (isinstance(wake_at_s, Real) and view.now_s < wake_at_s < math.inf):
+        raise PolicyError(
+            f"plan returned wake_at_s {_shown(wake_at_s)} at {view.now_s} s; it must be None or a later, finite time"
+        )
+    return plan
+
+
+def check_rank(rank: object, ranks: Sequence[RankView]) -> int:
+    """Return ``rank`` as an int if it is the ``dp_rank`` of one of ``ranks``.
+
+    Raises:
+        PolicyError: it is not.
+    """
+    if isinstance(rank, Integral) and not isinstance(rank, bool):
+        for view in ranks:
+            if view.dp_rank == rank:
+                return int(rank)
+    known = ", ".join(str(view.dp_rank) for view in ranks)
+    raise PolicyError(f"route returned {_shown(rank)}; it must return one of the dp_ranks {known}")
+
+
+def _check_order(order: object, view: StepView, is_waiting: Callable[[str], object] | None) -> None:
+    if isinstance(order, str) or not isinstance(order, Sequence):
+        raise PolicyError(f"plan returned order {_shown(order)}; it must be None or a sequence of request ids")
+    if is_waiting is None:
+        is_waiting = {request.request_id for request in view.waiting}.__contains__
+    listed: set[str] = set()
+    for request_id in order:
+        if not isinstance(request_id, str) or not is_waiting(request_id):
+            raise PolicyError(f"plan lets in {_shown(request_id)}, which does not wait on rank {view.dp_rank}")
+        if request_id in listed:
+            raise PolicyError(f"plan lets in {_shown(request_id)} twice")
+        listed.add(request_id)
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
