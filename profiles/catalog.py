@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from simmoe.errors import UsageError, did_you_mean
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
-from simmoe.profiles.table import StepTable, read_table
+from simmoe.profiles.table import StepTable
+from simmoe.profiles.table_file import read_table
 
 DEFAULT_PROFILE = "olmoe-1b-7b-split4-h200"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -46,6 +46,15 @@ class Grid:
         self._size_slopes = list(accumulate((_last_slope(self.sizes, c) for c in self._columns), max))
         self._k_slopes = list(accumulate((_last_slope(self.ks, row) for row in seconds), max))
         self._rows: dict[int, _Row] = {}
+        # Sizes in first_size..last_size run at a size within the measured ones.
+        first, last = self.sizes[0], self.sizes[-1]
+        if first <= self.largest_captured:
+            i = bisect_left(self.captured, first)
+            first = self.captured[i - 1] + 1 if i else 1
+        if last < self.largest_captured:
+            i = bisect_right(self.captured, last)
+            last = self.captured[i - 1] if i else 0
+        self.first_size, self.last_size = first, last
 
     def seconds(self, size: int, k: int) -> float:
         """Return the seconds at a size >= 1 and a k >= 1."""
@@ -62,7 +71,7 @@ class Grid:
 
     def outside_sizes(self, size: int) -> bool:
         """Whether the size that runs lies outside the measured sizes."""
-        return not self.sizes[0] <= self.runs_at(size) <= self.sizes[-1]
+        return not self.first_size <= size <= self.last_size
 
     def outside_ks(self, k: int) -> bool:
         """Whether k lies outside the measured budgets."""

@@ -63,6 +63,7 @@ class ProfileStepCost:
         self._piecewise = table.host.get("piecewise", eager)
         self._eager = eager
         self._largest_captured = self._prefill.largest_captured
+        self._k_first, self._k_last = self._prefill.ks[0], self._prefill.ks[-1]
         self._lines: dict[tuple[int, int], DecodeLine] = {}
         self._outside: dict[str, set[tuple[int, int]]] = {}
 
@@ -88,8 +89,9 @@ class ProfileStepCost:
                 device_s = decode_s
             device_s += self._mixed_seq_s * decodes + self._mixed_kv_s * kv_tokens
         device_s += self._pair_s * pairs + self._prefill_seq_s * prompts
-        if self._outside_prefill(num_tokens, k):
-            self._count(self._prefill, "prefill_tokens", num_tokens, k)
+        grid = self._prefill
+        if not (grid.first_size <= num_tokens <= grid.last_size and self._k_first <= k <= self._k_last):
+            self._count(grid, "prefill_tokens", num_tokens, k)
         base_s, per_seq_s, gap_s = self._piecewise if num_tokens <= self._largest_captured else self._eager
         host_s = base_s + per_seq_s * (prompts + decodes)
         if self._host_adds:
@@ -114,11 +116,11 @@ class ProfileStepCost:
         self._lines[num_decode_seqs, k_exec] = line
         return line
 
-    def prefill_s(self, num_tokens: int, k: int) -> float:
+    def prefill_s(self, num_tokens: int, k_exec: int, /) -> float:
         """Return T(n, k): a step of n prompt tokens, taken as prompts of PROMPT_TOKENS and a remainder."""
         whole, rest = divmod(num_tokens, PROMPT_TOKENS)
         pairs = whole * (PROMPT_TOKENS * (PROMPT_TOKENS + 1) // 2) + rest * (rest + 1) // 2
-        return self.step_s(StepShape(num_tokens, pairs, whole + (rest > 0), 0, 0, k))
+        return self.step_s(StepShape(num_tokens, pairs, whole + (rest > 0), 0, 0, k_exec))
 
     @property
     def extrapolated(self) -> Mapping[str, int]:
@@ -128,10 +130,6 @@ class ProfileStepCost:
         Distinct points are counted, not steps, so the count is the same however stretches of steps are advanced.
         """
         return {kind: len(points) for kind, points in sorted(self._outside.items())}
-
-    def _outside_prefill(self, num_tokens: int, k: int) -> bool:
-        grid = self._prefill
-        return not (grid.sizes[0] <= num_tokens <= grid.sizes[-1] and grid.ks[0] <= k <= grid.ks[-1])
 
     def _count(self, grid: Grid, kind: str, size: int, k: int) -> None:
         if grid.outside_sizes(size):

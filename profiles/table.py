@@ -1,4 +1,4 @@
-"""The step-cost table on disk: one self-describing JSON file, one row a line, checked when it is read.
+"""The step-cost table: what it holds, in which units.
 
 =============  ===========================================================================================
 ``prefill``    device seconds of a step with prompt tokens, by the tokens that run and k; attention left out
@@ -8,24 +8,14 @@
 ``host``       the host's share by launch path, and the device's idle gap between steps
 =============  ===========================================================================================
 
-Every table names its columns with their units. Values never fall as sizes or k grow; the reader refuses one that does.
+Values never fall as sizes or k grow. :mod:`simmoe.profiles.table_file` keeps it on disk.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from simmoe.errors import OutputError, ProfileError
-
-FORMAT = "simmoe-profile"
-VERSION = 1
 
 #: 'measured' on the card named; 'estimated' from datasheet rates; 'synthetic' made up, for tests.
 STATUSES = ("measured", "estimated", "synthetic")
@@ -59,8 +49,6 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "host": (("path", "name"), ("base_s", "s"), ("per_seq_s", "s/sequence"), ("gap_s", "s")),
 }
-
-Rows = list[list[Any]]
 
 
 class Cell(NamedTuple):
@@ -137,263 +125,3 @@ class StepTable:
     provenance: Mapping[str, Any]
     sha256: str = ""
     """Of the file's bytes, when read from one."""
-
-
-def write_table(path: str | os.PathLike[str], table: StepTable) -> None:
-    """Write a table, whole or not at all, after checking that it reads back.
-
-    Raises:
-        ProfileError: the table breaks a rule of the format.
-        OutputError: the file cannot be written.
-    """
-    text = dump_table(table)
-    parse_table(text.encode(), os.fspath(path))
-    target = Path(path)
-    partial = target.with_name(f".partial.{target.name}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        raise OutputError(f"cannot write the table to '{target}': {error.strerror or error}") from error
-
-
-def dump_table(table: StepTable) -> str:
-    """Return the file's text: JSON with one row a line."""
-    rows: dict[str, Rows] = {
-        "prefill": _grid_rows(table.prefill),
-        "decode": _grid_rows(table.decode),
-        "decode_kv": [[size, _rounded(value)] for size, value in table.decode_kv],
-        "attention": [[_rounded(value) for value in table.attention]],
-        "host": [[name, *(_rounded(value) for value in table.host[name])] for name in PATHS if name in table.host],
-    }
-    head = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": table.name,
-        "status": table.status,
-        "summary": table.summary,
-        "k_max": table.k_max,
-        "k_granularity": table.k_granularity,
-        "block_size": table.block_size,
-        "num_gpu_blocks": table.num_gpu_blocks,
-        "ingress_s": table.ingress_s,
-        "egress_s": table.egress_s,
-        "captured_sizes": list(table.captured_sizes),
-        "captured_ks": list(table.captured_ks),
-    }
-    parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
-    for name, columns in COLUMNS.items():
-        body = ",\n".join(f"  {json.dumps(row)}" for row in rows[name])
-        parts.append(f'"{name}": {{"columns": {json.dumps(columns)}, "rows": [\n{body}\n]}}')
-    provenance = json.dumps(table.provenance, indent=1, sort_keys=True)
-    parts.append(f'"provenance": {provenance}')
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def read_table(path: str | os.PathLike[str]) -> StepTable:
-    """Read and check a table file.
-
-    Raises:
-        ProfileError: names the file, the table, the row and the value at fault.
-    """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise ProfileError(f"cannot read the profile '{os.fspath(path)}': {error.strerror or error}") from None
-    return parse_table(content, os.fspath(path))
-
-
-def parse_table(content: bytes, where: str) -> StepTable:
-    """Read and check a table's bytes; ``where`` names them in errors."""
-    try:
-        data = json.loads(content)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ProfileError(f"profile '{where}' is not JSON: {error}") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ProfileError(f"'{where}' is no profile: it does not say format '{FORMAT}'")
-    if data.get("version") != VERSION:
-        raise ProfileError(f"profile '{where}' has version {data.get('version')}; this simmoe reads {VERSION}")
-    return _Reader(data, where).table(hashlib.sha256(content).hexdigest())
-
-
-class _Reader:
-    """Takes the fields of one file, checking each."""
-
-    def __init__(self, data: dict[str, Any], where: str) -> None:
-        self._data = data
-        self._where = where
-
-    def table(self, sha256: str) -> StepTable:
-        known = {*COLUMNS, "format", "version", "name", "status", "summary", "k_max", "k_granularity", "block_size"}
-        known |= {"num_gpu_blocks", "ingress_s", "egress_s", "captured_sizes", "captured_ks", "provenance"}
-        unknown = sorted(set(self._data) - known)
-        self._require(not unknown, f"has unknown {', '.join(unknown)}")
-        status = self._text("status")
-        self._require(status in STATUSES, f"has status '{status}'; it must be one of {', '.join(STATUSES)}")
-        provenance = self._field("provenance")
-        self._require(isinstance(provenance, dict), "has a provenance that is no JSON object")
-        captured = self._ascending("captured_sizes")
-        decode_kv = self._decode_kv()
-        attention = self._attention(decode_kv[-1][1])
-        return StepTable(
-            name=self._text("name"),
-            status=status,
-            summary=self._text("summary"),
-            k_max=self._count("k_max"),
-            k_granularity=self._count("k_granularity"),
-            block_size=self._count("block_size"),
-            num_gpu_blocks=self._count("num_gpu_blocks"),
-            ingress_s=self._seconds("ingress_s"),
-            egress_s=self._seconds("egress_s"),
-            captured_sizes=captured,
-            captured_ks=self._ascending("captured_ks"),
-            prefill=self._grid("prefill", "num_tokens"),
-            decode=self._grid("decode", "num_seqs"),
-            decode_kv=decode_kv,
-            attention=attention,
-            host=self._host(PATHS if captured else PATHS[-1:]),
-            provenance=provenance,
-            sha256=sha256,
-        )
-
-    def _grid(self, name: str, size_name: str) -> GridTable:
-        rows = self._rows(name)
-        cells: dict[tuple[int, int], Cell] = {}
-        for number, (size, k, device_s, spread_s, repetitions) in enumerate(rows, start=1):
-            where = f"table '{name}' row {number} ({size_name} {size}, k {k})"
-            self._require(size >= 1 and k >= 1, f"{where}: sizes and k start at 1")
-            self._require((size, k) not in cells, f"{where} is there twice")
-            self._require(device_s > 0, f"{where}: device_s is {device_s}; it must be above 0")
-            cells[size, k] = Cell(device_s, spread_s, repetitions)
-        sizes = sorted({size for size, _ in cells})
-        ks = sorted({k for _, k in cells})
-        for i, size in enumerate(sizes):
-            for j, k in enumerate(ks):
-                where = f"table '{name}' ({size_name} {size}, k {k})"
-                self._require((size, k) in cells, f"{where} is missing; a grid needs every size at every k")
-                for before in ((sizes[i - 1], k) if i else None, (size, ks[j - 1]) if j else None):
-                    if before and cells[size, k].device_s < cells[before].device_s:
-                        raise self._error(
-                            f"{where}: device_s {cells[size, k].device_s} is below the {cells[before].device_s} of "
-                            f"({size_name} {before[0]}, k {before[1]}); it may not fall as sizes or k grow"
-                        )
-        return GridTable(tuple(sizes), tuple(ks), tuple(tuple(cells[size, k] for k in ks) for size in sizes))
-
-    def _decode_kv(self) -> tuple[tuple[int, float], ...]:
-        rows = self._rows("decode_kv")
-        for number, (row, before) in enumerate(zip(rows, [[0, 0.0], *rows], strict=False), start=1):
-            self._require(
-                row[0] > before[0] and row[1] >= before[1],
-                f"table 'decode_kv' row {number}: (num_seqs {row[0]}, per_kv_token_s {row[1]}) after ({before[0]}, "
-                f"{before[1]}); num_seqs must ascend and per_kv_token_s may not fall",
-            )
-        return tuple((size, value) for size, value in rows)
-
-    def _attention(self, decode_kv_token_s: float) -> Attention:
-        rows = self._rows("attention")
-        self._require(len(rows) == 1, f"table 'attention' has {len(rows)} rows; it has one")
-        attention = Attention(*rows[0])
-        self._require(
-            attention.mixed_kv_token_s >= decode_kv_token_s,
-            f"table 'attention' row 1: mixed_kv_token_s {attention.mixed_kv_token_s} is below the {decode_kv_token_s} "
-            f"of decode_kv; a step may not cost less for having prompt tokens too",
-        )
-        return attention
-
-    def _host(self, paths: Sequence[str]) -> dict[str, HostShare]:
-        rows = self._rows("host")
-        names = [row[0] for row in rows]
-        self._require(names == list(paths), f"table 'host' has rows {names}; it must have {list(paths)}")
-        for number, (row, before) in enumerate(zip(rows[1:], rows, strict=False), start=2):
-            for (column, _), value, least in zip(COLUMNS["host"][1:], row[1:], before[1:], strict=True):
-                self._require(
-                    value >= least,
-                    f"table 'host' row {number} ({row[0]}): {column} {value} is below the {least} of '{before[0]}'",
-                )
-        return {row[0]: HostShare(*row[1:]) for row in rows}
-
-    def _rows(self, name: str) -> Rows:
-        table = self._field(name)
-        columns = COLUMNS[name]
-        found = table.get("columns") if isinstance(table, dict) else None
-        rows = table.get("rows") if isinstance(table, dict) else None
-        self._require(
-            isinstance(found, list) and isinstance(rows, list) and bool(rows), f"table '{name}' needs columns and rows"
-        )
-        assert isinstance(found, list) and isinstance(rows, list)
-        units = dict(column for column in found if isinstance(column, list) and len(column) == 2)
-        for column, unit in columns:
-            self._require(column in units, f"table '{name}' has no column '{column}'")
-            self._require(
-                units[column] == unit, f"table '{name}': column '{column}' is in '{units[column]}'; it must be '{unit}'"
-            )
-        order = [column for column, _ in found]
-        self._require(order == [column for column, _ in columns], f"table '{name}' has columns {order}")
-        for number, row in enumerate(rows, start=1):
-            self._require(
-                isinstance(row, list) and len(row) == len(columns),
-                f"table '{name}' row {number} is {row}; it must have {len(columns)} values",
-            )
-            for (column, unit), value in zip(columns, row, strict=True):
-                if unit == "name":
-                    fits = isinstance(value, str)
-                elif unit in ("tokens", "experts", "sequences", "count"):
-                    fits = isinstance(value, int) and value >= 0
-                else:
-                    fits = isinstance(value, int | float) and math.isfinite(value) and value >= 0
-                self._require(
-                    fits and not isinstance(value, bool),
-                    f"table '{name}' row {number}: {column} is {value!r}, no {unit} value",
-                )
-        return rows
-
-    def _field(self, name: str) -> Any:
-        self._require(name in self._data, f"has no '{name}'")
-        return self._data[name]
-
-    def _text(self, name: str) -> str:
-        value = self._field(name)
-        self._require(isinstance(value, str) and bool(value), f"has {name} {value!r}; it must be text")
-        return str(value)
-
-    def _count(self, name: str) -> int:
-        value = self._field(name)
-        fits = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        self._require(fits, f"has {name} {value!r}; it must be a whole number of at least 1")
-        return int(value)
-
-    def _seconds(self, name: str) -> float:
-        value = self._field(name)
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-        self._require(fits, f"has {name} {value!r}; it must be seconds of at least 0")
-        return float(value)
-
-    def _ascending(self, name: str) -> tuple[int, ...]:
-        values = self._field(name)
-        fits = isinstance(values, list) and all(isinstance(v, int) for v in values)
-        self._require(
-            fits and all(a < b for a, b in zip([0, *values], values, strict=False)),
-            f"has {name} {values!r}; it must be whole numbers that ascend from at least 1",
-        )
-        return tuple(values)
-
-    def _require(self, holds: bool, problem: str) -> None:
-        if not holds:
-            raise self._error(problem)
-
-    def _error(self, problem: str) -> ProfileError:
-        return ProfileError(f"profile '{self._where}' {problem}")
-
-
-def _grid_rows(grid: GridTable) -> Rows:
-    return [
-        [size, k, _rounded(cell.device_s), _rounded(cell.spread_s), cell.repetitions]
-        for size, row in zip(grid.sizes, grid.cells, strict=True)
-        for k, cell in zip(grid.ks, row, strict=True)
-    ]
-
-
-def _rounded(seconds: float) -> float:
-    """Return seconds to seven significant digits: far below the spread, and short in a diff."""
-    return float(f"{seconds:.7g}")
