@@ -1,14 +1,19 @@
-"""What a policy may answer: hosts check each plan and each rank before they apply it."""
+"""What hosts do around a policy's calls: check each answer before applying it, and save the call that failed.
+
+A saved call is plain JSON data, to be asked again offline (``simmoe policies check --replay``).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
+from typing import Any
 
-from simmoe.errors import PolicyError
-from simmoe.policies.protocols import StepPlan
-from simmoe.policies.views import RankView, StepView
+from simmoe.errors import DataError, PolicyError
+from simmoe.policies.protocols import PolicyContext, StepPlan
+from simmoe.policies.views import RankView, RequestView, StepView
 
 
 def check_plan(plan: object, view: StepView, is_waiting: Callable[[str], object] | None = None) -> StepPlan:
@@ -49,6 +54,63 @@ def check_rank(rank: object, ranks: Sequence[RankView]) -> int:
                 return int(rank)
     known = ", ".join(str(view.dp_rank) for view in ranks)
     raise PolicyError(f"route returned {_shown(rank)}; it must return one of the dp_ranks {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCall:
+    """The arguments of one ``route`` call."""
+
+    request: RequestView
+    ranks: Sequence[RankView]
+    now_s: float
+
+
+def view_to_json(view: StepView, context: PolicyContext | None = None) -> dict[str, Any]:
+    """Return one call of ``plan`` as JSON data, with the deployment it was made for if given.
+
+    Costs O(waiting + running): for the call that failed, not for each.
+    """
+    data: dict[str, Any] = {field.name: getattr(view, field.name) for field in fields(StepView)}
+    data["waiting"] = [asdict(request) for request in view.waiting]
+    data["running"] = [asdict(request) for request in view.running]
+    data["oldest"] = None if view.oldest is None else asdict(view.oldest)
+    return {"call": "plan", "view": data, "deployment": _deployment(context)}
+
+
+def route_call_to_json(
+    request: RequestView, ranks: Sequence[RankView], now_s: float, context: PolicyContext | None = None
+) -> dict[str, Any]:
+    """Return one call of ``route`` as JSON data, with the deployment it was made for if given."""
+    view = {"request": asdict(request), "ranks": [asdict(rank) for rank in ranks], "now_s": now_s}
+    return {"call": "route", "view": view, "deployment": _deployment(context)}
+
+
+def call_from_json(saved: Any, where: str) -> tuple[StepView | RouteCall, dict[str, Any]]:
+    """Return the call that one of the two functions above saved, and the deployment's numbers (empty if not saved).
+
+    Raises:
+        DataError: the data is no saved call; the message names ``where`` it was found.
+    """
+    try:
+        view = dict(saved["view"])
+        if saved["call"] == "plan":
+            view["waiting"] = tuple(RequestView(**request) for request in view["waiting"])
+            view["running"] = tuple(RequestView(**request) for request in view["running"])
+            view["oldest"] = None if view["oldest"] is None else RequestView(**view["oldest"])
+            return StepView(**view), dict(saved["deployment"])
+        if saved["call"] == "route":
+            ranks = tuple(RankView(**rank) for rank in view["ranks"])
+            return RouteCall(RequestView(**view["request"]), ranks, view["now_s"]), dict(saved["deployment"])
+        raise ValueError(f"its call is '{saved['call']}', neither plan nor route")
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"'{where}' is no saved policy call: {what}; give a file that a failed run wrote") from None
+
+
+def _deployment(context: PolicyContext | None) -> dict[str, Any]:
+    if context is None:
+        return {}
+    return {field.name: getattr(context, field.name) for field in fields(context) if field.name != "prefill_s"}
 
 
 def _check_order(order: object, view: StepView, is_waiting: Callable[[str], object] | None) -> None:
