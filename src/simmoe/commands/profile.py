@@ -1,0 +1,94 @@
+"""``simmoe profile``: list, show, plot, fit and measure step-cost tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def profile() -> None:
+    """Step-cost tables T(n, k): how long a step of n tokens takes at routing budget k."""
+
+
+@profile.command("list")
+def list_profiles() -> None:
+    """List the profiles that ship with simmoe."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_names
+
+    table = Table("profile", "status", "k", "what it is", box=None, pad_edge=False)
+    for name in profile_names():
+        loaded = load_profile(name)
+        default = " (default)" if name == DEFAULT_PROFILE else ""
+        table.add_row(name + default, loaded.status, f"1..{loaded.k_max}", loaded.table.summary)
+    Console().print(table)
+
+
+@profile.command()
+@click.argument("name", required=False)
+@click.option("--sync", is_flag=True, help="Synchronous scheduling: the host's time adds to the device's.")
+def show(name: str | None, sync: bool) -> None:
+    """Show where profile NAME (or a table's path) comes from, and its times in milliseconds."""
+    from rich.console import Console
+
+    from simmoe.commands.profile_view import facts, time_tables
+    from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+
+    loaded = load_profile(name or DEFAULT_PROFILE)
+    console = Console(highlight=False)
+    console.print(f"[bold]{loaded.label}[/bold]: {loaded.table.summary}")
+    console.print(facts(loaded))
+    for table in time_tables(loaded, async_scheduling=not sync):
+        console.print()
+        console.print(table)
+
+
+@profile.command()
+@click.argument("name", required=False)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Picture to write (.png, .svg or .pdf).")
+@click.option("--sync", is_flag=True, help="Synchronous scheduling: the host's time adds to the device's.")
+def plot(name: str | None, out: Path, sync: bool) -> None:
+    """Plot T against n and decode steps against batch, by k, of profile NAME (or a table's path)."""
+    from simmoe.commands.profile_view import plot_profile
+    from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+
+    plot_profile(load_profile(name or DEFAULT_PROFILE), out, async_scheduling=not sync)
+    click.echo(f"wrote {out}", err=True)
+
+
+@profile.command()
+@click.argument("raw", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Table to write (.json).")
+@click.option("--name", help="Name of the profile; by default that of --out without its suffix.")
+@click.option("--summary", help="One line on model, card and execution mode; by default made from the samples' header.")
+@click.option(
+    "--synthetic", is_flag=True, help="Mark the table as made up: for samples that no engine was measured for."
+)
+def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None, synthetic: bool) -> None:
+    """Fit a table to RAW sample files of one engine, and print how far it is from them."""
+    from rich.console import Console
+
+    from simmoe.commands.profile_view import residual_table
+    from simmoe.profiles.fit import fit_table
+    from simmoe.profiles.samples import read_samples
+    from simmoe.profiles.table_file import write_table
+
+    runs = [read_samples(path) for path in raw]
+    header = runs[0][0]
+    status = "synthetic" if synthetic else "measured"
+    table = fit_table(runs, name or out.stem, status, summary or f"{header.model} on {header.card}, {header.graphs}")
+    write_table(out, table)
+    Console().print(residual_table(table.provenance["fit"]["residuals"]))
+    click.echo(f"wrote {out}", err=True)
+
+
+@profile.command(context_settings={"ignore_unknown_options": True})
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Table to write (.json).")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def measure(out: Path, options: tuple[str, ...]) -> None:
+    """Measure a profile on this machine's GPU through vLLM, and fit its table."""
+    raise NotImplementedError

@@ -1,0 +1,161 @@
+"""How a profile looks: its provenance and times as terminal tables, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from simmoe.errors import OutputError
+from simmoe.profiles.catalog import Profile
+from simmoe.profiles.shape import StepShape
+from simmoe.profiles.step_cost import PROMPT_TOKENS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: KV tokens a sequence the decode times are shown at.
+CONTEXT_TOKENS = 1024
+
+_RUN_FACTS = ("model", "weights", "dtype", "card", "driver", "clocks", "versions", "kernels", "graphs", "k_check")
+
+
+def facts(profile: Profile) -> Table:
+    """Return the provenance, one fact a row."""
+    table = profile.table
+    rows = Table(box=None, show_header=False, pad_edge=False)
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(overflow="fold")
+    rows.add_row("status", table.status)
+    for run in profile.provenance.get("runs", []):
+        for key in _RUN_FACTS:
+            rows.add_row(key, _plain(run[key]))
+        scheduling = "asynchronous" if run["async_scheduling"] else "synchronous"
+        rows.add_row("engine", _plain({**run["engine_flags"], "scheduling": scheduling}))
+        rows.add_row("run", f"{run['date']}: {run['command']}")
+        for note in run["notes"]:
+            rows.add_row("note", note)
+    rows.add_row("captured sizes", _plain(table.captured_sizes) or "none (eager)")
+    rows.add_row("captured k", _plain(table.captured_ks) or "none (eager)")
+    rows.add_row("budgets", f"k 1..{table.k_max}, multiples of {table.k_granularity}")
+    rows.add_row("KV cache", f"{table.num_gpu_blocks} blocks of {table.block_size} tokens")
+    rows.add_row("front end", f"ingress {table.ingress_s * 1e3:g} ms, egress {table.egress_s * 1e3:g} ms")
+    rows.add_row("sha256", profile.sha256)
+    return rows
+
+
+def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
+    """Yield T(n, k), the decode steps, the terms beside the grids, and how far the fit is from its samples."""
+    table, cost = profile.table, profile.cost(async_scheduling)
+    scheduling = "asynchronous" if async_scheduling else "synchronous"
+    yield _grid(
+        f"{profile.label}: T(n, k) of prompt tokens, ms a step ({scheduling} scheduling)",
+        "n tokens",
+        table.prefill.ks,
+        {size: [cost.prefill_s(size, k) for k in table.prefill.ks] for size in table.prefill.sizes},
+    )
+    yield _grid(
+        f"{profile.label}: decode at {CONTEXT_TOKENS:,} KV tokens a sequence, ms a step ({scheduling} scheduling)",
+        "sequences",
+        table.decode.ks,
+        {size: [cost.step_s(_decode_shape(size, k)) for k in table.decode.ks] for size in table.decode.sizes},
+    )
+    terms = Table("term", "value", title=f"{profile.label}: terms beside the grids", title_justify="left")
+    for name, value in table.attention._asdict().items():
+        terms.add_row(name, f"{value:.4g}")
+    per_kv_token = " ".join(f"{value:.4g} ({size:,})" for size, value in table.decode_kv)
+    terms.add_row("decode per_kv_token_s (sequences)", per_kv_token)
+    for path, share in table.host.items():
+        terms.add_row(
+            f"host, {path}",
+            f"{share.base_s * 1e3:.3f} ms, {share.per_seq_s * 1e6:.2f} us a sequence, gap {share.gap_s * 1e3:.3f} ms",
+        )
+    yield terms
+    fit = profile.provenance.get("fit")
+    if fit:
+        yield residual_table(fit["residuals"])
+
+
+def residual_table(residuals: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the fit's relative errors, one row a group of samples."""
+    rows = Table(title="predicted / measured - 1", title_justify="left")
+    for name in ("steps", "clock", "took part in the fit"):
+        rows.add_column(name)
+    for name in ("samples", "bias", "median |error|", "p95 |error|"):
+        rows.add_column(name, justify="right")
+    for row in residuals:
+        errors = (f"{row[name] * 100:.2f}%" for name in ("bias", "median", "p95"))
+        rows.add_row(row["kind"], row["clock"], "no" if row["held_out"] else "yes", str(row["num_samples"]), *errors)
+    return rows
+
+
+def plot_profile(profile: Profile, out: Path, *, async_scheduling: bool) -> None:
+    """Draw T against n, and decode steps against batch, a line a k.
+
+    Raises:
+        OutputError: the picture cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    table, cost = profile.table, profile.cost(async_scheduling)
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    sizes = table.prefill.sizes
+    _lines(left, sizes, table.prefill.ks, lambda size, k: cost.prefill_s(size, k))
+    left.set(xlabel="prompt tokens n", title=f"prefill, prompts of {PROMPT_TOKENS:,} tokens")
+    _lines(right, table.decode.sizes, table.decode.ks, lambda size, k: cost.step_s(_decode_shape(size, k)))
+    right.set(xlabel="sequences", title=f"decode, {CONTEXT_TOKENS:,} KV tokens a sequence")
+    right.legend(title="k", fontsize="small")
+    scheduling = "asynchronous" if async_scheduling else "synchronous"
+    figure.suptitle(f"{profile.label}: {table.summary}; {scheduling} scheduling", fontsize="medium")
+    try:
+        figure.savefig(out, dpi=150)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"cannot write the picture to '{out}': {error}") from None
+
+
+def _lines(axes: Axes, sizes: Sequence[int], ks: Sequence[int], seconds: Any) -> None:
+    from matplotlib import colormaps
+
+    shades = colormaps["viridis"]
+    for index, k in enumerate(ks):
+        axes.plot(
+            sizes,
+            [seconds(size, k) * 1e3 for size in sizes],
+            marker=".",
+            color=shades(0.92 * index / max(1, len(ks) - 1)),
+            label=str(k),
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_ylabel("step, ms")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+    axes.grid(alpha=0.3, which="both")
+
+
+def _decode_shape(num_seqs: int, k: int) -> StepShape:
+    return StepShape(num_decode_seqs=num_seqs, decode_kv_tokens=num_seqs * CONTEXT_TOKENS, k_exec=k)
+
+
+def _grid(title: str, size_name: str, ks: Sequence[int], seconds: Mapping[int, Sequence[float]]) -> Table:
+    rows = Table(title=title, title_justify="left")
+    rows.add_column(size_name, justify="right")
+    for k in ks:
+        rows.add_column(f"k={k}", justify="right")
+    for size, values in seconds.items():
+        rows.add_row(f"{size:,}", *(f"{value * 1e3:.2f}" for value in values))
+    return rows
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(_plain(item) for item in value)
+    return str(value)
