@@ -57,6 +57,8 @@ class PolicyError(SimmoeError):
     """A policy raised, returned nonsense, or cannot be loaded."""
 
     exit_code = 4
+    evidence: object = None
+    """The view the policy was shown, as plain data, where it was shown one: whoever reports the error saves it."""
 
 
 class OutputError(SimmoeError):

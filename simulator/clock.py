@@ -1,0 +1,52 @@
+"""The simulation clock: SimPy's event heap with absolute times and a written order for what happens at one instant.
+
+At equal times, in this order: counts published to the front ends (implicit: a publication at t holds the state before
+anything else at t), arrivals in workload order, then step boundaries and wake-ups by rank. A boundary delivers its
+step's outputs first and composes the next step after, so a request that arrives at a boundary's instant can enter it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappush
+
+import simpy
+from simpy.events import EventPriority
+
+ARRIVAL = 1
+"""Priority of arrivals at one instant."""
+BOUNDARY = 2
+"""Priority of rank 0's step boundary; rank r's is BOUNDARY + r."""
+
+Callback = Callable[[simpy.Event], None]
+
+
+class Alarm(simpy.Event):
+    """An event that was decided when it was made; it only carries a callback to its time."""
+
+    def __init__(self, env: simpy.Environment, callback: Callback) -> None:
+        self.env = env
+        self.callbacks = [callback]
+        self._value = None
+        self._ok = True
+
+
+class Clock(simpy.Environment):
+    """A SimPy environment that schedules at absolute times.
+
+    SimPy schedules by delay, and ``now + (time - now)`` need not equal ``time`` in floating point, as fast-forward
+    needs.
+    """
+
+    def at(self, time_s: float, priority: int, callback: Callback) -> Alarm:
+        """Call ``callback`` at ``time_s`` (not before now), after lower priorities of the same instant."""
+        assert time_s >= self._now, (time_s, self._now)
+        alarm = Alarm(self, callback)
+        heappush(self._queue, (time_s, EventPriority(priority), next(self._eid), alarm))
+        return alarm
+
+    def run_before(self, horizon_s: float) -> None:
+        """Process every event strictly before ``horizon_s``."""
+        queue = self._queue
+        while queue and queue[0][0] < horizon_s:
+            self.step()

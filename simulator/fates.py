@@ -1,0 +1,87 @@
+"""What became of each request, by row of the workload."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from simmoe.records import Columns
+from simmoe.simulator.request import NEVER, SimRequest
+from simmoe.traces.workload import Workload
+
+
+class Fates:
+    """The request table in the making; an engine's listener."""
+
+    def __init__(self, workload: Workload, egress_s: float) -> None:
+        size = len(workload)
+        self.workload = workload
+        self.egress_s = egress_s
+        self.on_finished: Callable[[SimRequest, int], None] = lambda request, rank: None
+        """Called when a request has finished, with its rank."""
+        self.dp_rank = [-1] * size
+        self.rejections: Counter[str] = Counter()
+        """Rejected requests by reason."""
+        self.end_s = 0.0
+        """The latest time a client received a token."""
+        self._dispatched_s = [NEVER] * size
+        self._scheduled_s = [NEVER] * size
+        self._first_token_s = [NEVER] * size
+        self._finished_s = [NEVER] * size
+        self._num_preemptions = [0] * size
+        self._status = ["queued"] * size
+
+    def rejected(self, row: int, reason: str) -> None:
+        """Record that a request can never be served."""
+        self._status[row] = "rejected"
+        self.rejections[reason] += 1
+
+    def dispatched(self, row: int, rank: int, now_s: float) -> None:
+        """Record that a request has reached its rank."""
+        self.dp_rank[row] = rank
+        self._dispatched_s[row] = now_s
+
+    def scheduled(self, request: SimRequest, start_s: float) -> None:
+        """Record the first start of a request; later ones follow a preemption."""
+        if not request.num_preemptions:
+            self._scheduled_s[request.row] = start_s
+
+    def token(self, request: SimRequest, end_s: float) -> None:
+        """Record the first output token; a preempted request had its own before."""
+        row = request.row
+        if self._first_token_s[row] != self._first_token_s[row]:
+            self._first_token_s[row] = end_s + self.egress_s
+
+    def finished(self, request: SimRequest, dp_rank: int, end_s: float) -> None:
+        """Record the last output token."""
+        row = request.row
+        self._finished_s[row] = end_s + self.egress_s
+        self._num_preemptions[row] = request.num_preemptions
+        self._status[row] = "finished"
+        self.end_s = max(self.end_s, end_s + self.egress_s)
+        self.on_finished(request, dp_rank)
+
+    def left_over(self, request: SimRequest, running: bool) -> None:
+        """Record how a request stood when the simulation was stopped."""
+        self._status[request.row] = "running" if running else "queued"
+        self._num_preemptions[request.row] = request.num_preemptions
+
+    def columns(self) -> Columns:
+        """Return the table of records.REQUEST_COLUMNS."""
+        workload = self.workload
+        return {
+            "request_id": np.array(workload.request_id, dtype=object),
+            "arrival_s": workload.arrival_s,
+            "dispatched_s": np.array(self._dispatched_s, dtype=np.float64),
+            "scheduled_s": np.array(self._scheduled_s, dtype=np.float64),
+            "first_token_s": np.array(self._first_token_s, dtype=np.float64),
+            "finished_s": np.array(self._finished_s, dtype=np.float64),
+            "prompt_tokens": workload.prompt_tokens,
+            "output_tokens": workload.output_tokens,
+            "k_qos": workload.k_qos,
+            "dp_rank": np.array(self.dp_rank, dtype=np.int64),
+            "num_preemptions": np.array(self._num_preemptions, dtype=np.int64),
+            "status": np.array(self._status, dtype=object),
+        }

@@ -1,0 +1,456 @@
+"""vLLM 0.32's V1 scheduler: what the next step computes. Knows no clock and no events.
+
+As in vLLM, running requests come first, in the order of their admission: one token for each sequence that decodes,
+then the rest of an unfinished prompt. When KV blocks run out the newest running request is preempted, to be recomputed
+from its first token, and that step admits nobody. Then waiting requests enter, in the order and within the gate of the
+batch policy's plan, until the first that does not fit: in the sequences, in the token budget (all of the prompt with
+chunked prefill off), or in the free blocks, which must hold the whole prompt although only the chunk's are taken.
+
+At most one prompt is unfinished at a time and it is the newest running request: a prompt is cut only when it uses up
+the token budget, and then nobody enters behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from typing import overload
+
+from simmoe.policies.protocols import BatchPolicy, StepPlan
+from simmoe.policies.views import RequestView, StepView
+from simmoe.profiles.shape import StepCost, StepShape
+from simmoe.simulator.asking import Asker
+from simmoe.simulator.config import EngineConfig
+from simmoe.simulator.decode_set import DecodeSet
+from simmoe.simulator.kv_blocks import BlockPool, blocks_for
+from simmoe.simulator.prefix_cache import CachedUnit, PrefixBlockPool
+from simmoe.simulator.request import SimRequest
+from simmoe.simulator.result import RankTotals
+from simmoe.simulator.step import Step
+from simmoe.simulator.waiting_queue import WaitingQueue, WaitingView
+
+
+class Scheduler:
+    """The scheduling state of one rank."""
+
+    def __init__(
+        self,
+        dp_rank: int,
+        config: EngineConfig,
+        k_max: int,
+        policy: BatchPolicy,
+        cost: StepCost,
+        asker: Asker,
+        prefix_block_tokens: int,
+        totals: RankTotals,
+    ) -> None:
+        self.dp_rank = dp_rank
+        self.config = config
+        self.policy = policy
+        self.cost = cost
+        self.totals = totals
+        self.prefix_block_tokens = prefix_block_tokens
+        self.waiting = WaitingQueue(getattr(policy, "queue_key", None))
+        self.running: dict[SimRequest, None] = {}
+        """Admitted and unfinished, in order of admission (a dict for its order and O(1) removal)."""
+        self.decodes = DecodeSet(config.block_size, k_max)
+        self.partial: SimRequest | None = None
+        """The running request whose prompt is unfinished."""
+        usable = config.num_gpu_blocks - 1
+        self.pool = PrefixBlockPool(usable) if config.enable_prefix_caching else BlockPool(usable)
+        self.watermark_blocks = int(config.watermark * config.num_gpu_blocks)
+        self.k_floor = int(getattr(policy, "k_floor", 0))
+        self.next_index = 0
+        """Index of the next step to be composed."""
+        self.plan_stale = True
+        """Whether the queue, the running set or the prompt in progress has changed since the last plan."""
+        self.wake_at_s = float("inf")
+        """When the standing plan asks to be made again."""
+        self.gates_opened = 0
+        """Plans overruled because they would have left the rank idle with admissible work."""
+        self._asker = asker
+        self._waiting_view = WaitingView(self.waiting)
+        self._running_view = RunningView(self)
+        self._last_outputs: list[tuple[int, int, SimRequest]] = []
+        """Heap of (finish step, row, request) over requests whose prompt is computed; stale after a preemption."""
+        self._leaving: list[SimRequest] = []
+        """Those whose last step has been composed and whose last token is not out yet, in order."""
+
+    def add(self, request: SimRequest) -> None:
+        """Queue a dispatched request."""
+        self.waiting.add(request)
+        self.plan_stale = True
+
+    def compose(self, now_s: float) -> Step | None:
+        """Compose the next step from everything known at ``now_s``; None if there is nothing to compute."""
+        index = self.next_index
+        self._retire(index - 1)
+        preempted = not self._extend_decodes(index)
+        budget = self.config.max_num_batched_tokens - self.decodes.num_seqs
+        tokens = pairs = prompts = qos = 0
+        k_exec = self.decodes.k_exec
+        completed: list[SimRequest] = []
+        admitted: list[SimRequest] = []
+        request = self.partial
+        if request is not None:
+            chunk = min(request.prefill_tokens - request.num_computed_tokens, budget)
+            if chunk and self._extend_partial(request, chunk):
+                pairs += self._compute(request, chunk, completed)
+                tokens += chunk
+                prompts += 1
+                qos += chunk * request.k_qos
+                k_exec = max(k_exec, request.k_exec)
+                budget -= chunk
+            elif chunk:
+                preempted = True
+        if not preempted and budget and self.may_admit(now_s):
+            for request, chunk in self._admit(now_s, budget, k_exec):
+                pairs += self._compute(request, chunk, completed)
+                tokens += chunk
+                prompts += 1
+                qos += chunk * request.k_qos
+                k_exec = max(k_exec, request.k_exec)
+                admitted.append(request)
+        num_decodes = self.decodes.num_seqs
+        if not tokens and not num_decodes:
+            return None
+        shape = StepShape(
+            tokens, pairs, prompts, num_decodes, self.decodes.kv_tokens(index) if num_decodes else 0,
+            max(k_exec, self.k_floor),
+        )  # fmt: skip
+        step = Step(index, shape, self.cost.step_s(shape), qos + self.decodes.sum_k_qos)
+        step.completed_prompts = completed
+        step.admitted = admitted
+        step.num_waiting = len(self.waiting)
+        step.num_running = len(self.running)
+        self.next_index = index + 1
+        if tokens:
+            self.plan_stale = True
+            for request in completed:
+                self._begin_decoding(request, index)
+        used = self.pool.num_used_blocks
+        if used > self.totals.kv_peak_blocks:
+            self.totals.kv_peak_blocks = used
+        return step
+
+    def finish(self, index: int) -> list[SimRequest]:
+        """Deliver step ``index``: free and return, in order, the requests whose last token it yields."""
+        self._retire(index)
+        leaving = self._leaving
+        if not leaving or leaving[0].finish_step > index:
+            return []
+        done = [request for request in leaving if request.finish_step <= index]
+        del leaving[: len(done)]
+        for request in done:
+            if request in self.running:
+                del self.running[request]
+                self._free(request, request.finish_step)
+        self.plan_stale = True
+        return done
+
+    def may_admit(self, now_s: float) -> bool:
+        """Return whether composing at ``now_s`` would ask the policy who may enter."""
+        return (
+            bool(self.waiting)
+            and len(self.running) < self.config.max_num_seqs
+            and (self.plan_stale or now_s >= self.wake_at_s)
+        )
+
+    def next_finish_step(self) -> int:
+        """Return the first step, executing or to come, that yields some decode's last token."""
+        if self._leaving:
+            return self._leaving[0].finish_step
+        heap = self._last_outputs
+        while heap[0][2].finish_step != heap[0][0]:
+            heappop(heap)
+        return heap[0][0]
+
+    def skip_decodes(self, num_steps: int) -> None:
+        """Compose ``num_steps`` further decode-only steps of the sequences at hand, for which the blocks are free."""
+        self.pool.take(self.decodes.new_blocks_over(self.next_index, num_steps))
+        self.next_index += num_steps
+        used = self.pool.num_used_blocks
+        if used > self.totals.kv_peak_blocks:
+            self.totals.kv_peak_blocks = used
+
+    @property
+    def k_running(self) -> int:
+        """The largest executed budget among sequences that decode and the prompt in progress."""
+        partial = self.partial
+        return self.decodes.k_exec if partial is None else max(self.decodes.k_exec, partial.k_exec)
+
+    def check_integrity(self) -> None:
+        """Assert that every KV block is free or accounted for, and that the aggregates match the requests."""
+        last = self.next_index - 1
+        held = {id(unit): unit.num_blocks for request in self.running for unit in request.cached_units}
+        own = 0
+        for request in self.running:
+            own += self._blocks_held(request, last) - sum(unit.num_blocks for unit in request.cached_units)
+        assert own + sum(held.values()) == self.pool.num_used_blocks
+        active = [request for request in self.running if request.active]
+        assert len(active) == self.decodes.num_seqs
+        assert self.decodes.k_exec == max((request.k_exec for request in active), default=0)
+        assert self.decodes.kv_tokens(last) == sum(r.prefill_tokens + last - r.prefill_step for r in active)
+        assert len(self.running) <= self.config.max_num_seqs
+        if isinstance(self.pool, PrefixBlockPool):
+            self.pool.check_integrity()
+
+    # ---------------------------------------------------------------------------------------------- running requests
+
+    def _retire(self, index: int) -> None:
+        """Drop from the decodes those whose last step is ``index`` or earlier."""
+        heap = self._last_outputs
+        while heap and heap[0][0] <= index:
+            finish_step, _, request = heappop(heap)
+            if request.finish_step != finish_step:
+                continue  # preempted since
+            if request.active:
+                self.decodes.leave(request)
+            self._leaving.append(request)
+            self.plan_stale = True
+
+    def _extend_decodes(self, index: int) -> bool:
+        """Take the blocks the decodes of step ``index`` need; preempt the newest while short. False if any was."""
+        need = self.decodes.new_blocks(index)
+        if need <= self.pool.num_free_blocks:
+            if need:
+                self.pool.take(need)
+            return True
+        growing = [r for r in self.running if r.active and self.decodes.needs_block(r, index)]
+        for request in growing:
+            while request in self.running and not self.pool.num_free_blocks:
+                self._preempt(next(reversed(self.running)), index)
+            if request not in self.running:
+                break  # itself the newest; all behind it are gone too
+            self.pool.take(1)
+        return False
+
+    def _extend_partial(self, request: SimRequest, chunk: int) -> bool:
+        """Take the blocks of the next chunk of the unfinished prompt, or preempt it (it is the newest)."""
+        need = blocks_for(request.num_computed_tokens + chunk, self.config.block_size) - request.held_blocks
+        if need > self.pool.num_free_blocks:
+            self._preempt(request, self.next_index)
+            return False
+        self.pool.take(need)
+        request.held_blocks += need
+        return True
+
+    def _preempt(self, request: SimRequest, index: int) -> None:
+        """Free a running request while composing step ``index``; it waits, at the front, to be recomputed."""
+        del self.running[request]
+        self._free(request, index - 1)
+        request.num_preemptions += 1
+        self.totals.num_preemptions += 1
+        self.plan_stale = True
+        if request is self.partial:
+            self.partial = None
+            self.totals.num_recomputed_tokens += request.num_computed_tokens
+        elif request.active:
+            self.decodes.leave(request)
+            produced = index - request.prefill_step
+            self.totals.num_recomputed_tokens += request.prefill_tokens + produced - 1
+            request.prefill_tokens += produced
+            request.output_left -= produced
+            request.prefill_step = request.finish_step = -1
+            view = request.view
+            request.view = RequestView(view.request_id, view.arrival_s, request.prefill_tokens, 0, view.k_qos)
+        else:
+            return  # only its last token was on its way, and still is
+        request.num_computed_tokens = 0
+        self.waiting.add_preempted(request)
+
+    def _blocks_held(self, request: SimRequest, last_step: int) -> int:
+        if request.prefill_step < 0:
+            return request.held_blocks
+        last = min(last_step, request.finish_step) if request.finish_step >= 0 else last_step
+        return self.decodes.held_blocks(request, last)
+
+    def _free(self, request: SimRequest, last_step: int) -> None:
+        """Give back all blocks of a request; ``last_step`` is the last composed step it took part in."""
+        held = self._blocks_held(request, last_step)
+        pool = self.pool
+        if isinstance(pool, PrefixBlockPool):
+            block_size = self.config.block_size
+            tokens = request.num_computed_tokens
+            if request.prefill_step >= 0:
+                last = min(last_step, request.finish_step)
+                tokens = request.prefill_tokens + last - request.prefill_step
+            own = held - sum(unit.num_blocks for unit in request.cached_units)
+            hashed = max(0, own - (tokens % block_size != 0))
+            pool.give(own - hashed)
+            pool.give_generated(hashed)
+            for unit in reversed(request.cached_units):
+                pool.release(unit)
+            request.cached_units = []
+        else:
+            pool.give(held)
+        request.held_blocks = 0
+
+    # ---------------------------------------------------------------------------------------------- waiting requests
+
+    def _admit(self, now_s: float, budget: int, k_running: int) -> Iterator[tuple[SimRequest, int]]:
+        """Ask the policy, move who may and can enter into the running set, and yield each with its first chunk."""
+        plan = self._make_plan(now_s, budget, k_running)
+        entered = 0
+        for request in self._candidates(plan):
+            chunk = self._enter(request, budget)
+            if not chunk:
+                break
+            entered += 1
+            budget -= chunk
+            yield request, chunk
+            if not budget or len(self.running) >= self.config.max_num_seqs:
+                break
+        if not entered and not self.running and (plan.order is not None or plan.k_max is not None):
+            self.gates_opened += 1
+            for request in self._candidates(StepPlan()):
+                chunk = self._enter(request, budget)
+                if not chunk:
+                    break
+                budget -= chunk
+                yield request, chunk
+                if not budget or len(self.running) >= self.config.max_num_seqs:
+                    break
+
+    def _make_plan(self, now_s: float, budget: int, k_running: int) -> StepPlan:
+        oldest = self.waiting.oldest()
+        view = StepView(
+            now_s=now_s,
+            dp_rank=self.dp_rank,
+            waiting=self._waiting_view,
+            running=self._running_view,
+            token_budget=budget,
+            max_num_seqs=self.config.max_num_seqs,
+            free_kv_blocks=self.pool.num_free_blocks,
+            block_size=self.config.block_size,
+            k_running=k_running,
+            oldest=None if oldest is None else oldest.view,
+            num_preempted=self.waiting.num_preempted,
+        )
+        plan = self._asker.plan(self.policy, view, self.waiting.get)
+        self.totals.num_plans += 1
+        self.plan_stale = False
+        self.wake_at_s = float("inf") if plan.wake_at_s is None else plan.wake_at_s
+        return plan
+
+    def _candidates(self, plan: StepPlan) -> Iterator[SimRequest]:
+        """Yield who may enter, in order; each must be removed from the queue before the next is asked for."""
+        if plan.order is not None:
+            for request_id in plan.order:
+                request = self.waiting.get(request_id)
+                assert request is not None, "the plan has been checked"
+                if plan.k_max is not None and request.k_exec > plan.k_max:
+                    return
+                yield request
+            return
+        while self.waiting:
+            request = self.waiting[0]
+            if plan.k_max is not None and request.k_exec > plan.k_max:
+                return
+            yield request
+
+    def _enter(self, request: SimRequest, budget: int) -> int:
+        """Move a waiting request into the running set if it fits; return its first chunk's tokens, 0 if it does not."""
+        block_size = self.config.block_size
+        units: list[CachedUnit] = []
+        cached = 0
+        free = self.pool.num_free_blocks
+        if isinstance(self.pool, PrefixBlockPool):
+            units = self._cached_units(request)
+            cached = sum(unit.num_blocks for unit in units) * block_size
+            free = self.pool.num_free_without(units)
+        left = request.prefill_tokens - cached
+        # Recomputing after a preemption may exceed the budget that the prompt alone fits: then it is chunked anyway.
+        if left > budget and not self.config.enable_chunked_prefill and not request.num_preemptions:
+            return 0
+        chunk = min(left, budget)
+        watermark = self.watermark_blocks if self.running else 0
+        if blocks_for(request.prefill_tokens, block_size) - cached // block_size + watermark > free:
+            return 0
+        if isinstance(self.pool, PrefixBlockPool):
+            for unit in units:
+                self.pool.refer(unit)
+            request.cached_units = units
+            self.totals.num_cached_tokens += cached
+        request.num_computed_tokens = cached
+        request.held_blocks = blocks_for(cached + chunk, block_size)
+        self.pool.take(request.held_blocks - cached // block_size)
+        self.waiting.remove(request)
+        self.running[request] = None
+        return chunk
+
+    def _cached_units(self, request: SimRequest) -> list[CachedUnit]:
+        """Return the cached units a prompt begins with, short of its last token."""
+        assert isinstance(self.pool, PrefixBlockPool)
+        units = self.pool.lookup([(request.k_exec, h) for h in request.prefix_hashes])
+        while units and sum(unit.num_blocks for unit in units) * self.config.block_size >= request.prefill_tokens:
+            units.pop()
+        return units
+
+    def _compute(self, request: SimRequest, chunk: int, completed: list[SimRequest]) -> int:
+        """Account for a chunk of a prompt; return its query-key pairs."""
+        before = request.num_computed_tokens
+        request.num_computed_tokens = before + chunk
+        if isinstance(self.pool, PrefixBlockPool) and request.prefix_hashes:
+            self._cache_units(request, self.pool)
+        if before + chunk == request.prefill_tokens:
+            completed.append(request)
+            self.partial = None
+        else:
+            self.partial = request
+        return chunk * before + chunk * (chunk + 1) // 2
+
+    def _cache_units(self, request: SimRequest, pool: PrefixBlockPool) -> None:
+        """Make the hash blocks computed so far findable (a preempted request's prompt is its original one)."""
+        unit_tokens = self.prefix_block_tokens
+        prompt = min(request.num_computed_tokens, request.prefill_tokens)
+        first = len(request.cached_units)
+        for position in range(first, len(request.prefix_hashes)):
+            end = (position + 1) * unit_tokens
+            if end > prompt:
+                break
+            unit = pool.insert((request.k_exec, request.prefix_hashes[position]), unit_tokens // self.config.block_size)
+            if unit is None:
+                break  # somebody computed the same block meanwhile; this copy stays anonymous, as in vLLM
+            request.cached_units.append(unit)
+
+    def _begin_decoding(self, request: SimRequest, index: int) -> None:
+        """Record that step ``index`` completes the prompt: decodes follow from the next step on."""
+        request.prefill_step = index
+        request.finish_step = index + request.output_left - 1
+        heappush(self._last_outputs, (request.finish_step, request.row, request))
+        if request.output_left > 1:
+            self.decodes.join(request)
+
+
+class RunningView(Sequence[RequestView]):
+    """The running set as a policy sees it; items are built when they are asked for."""
+
+    __slots__ = ("_scheduler",)
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def __len__(self) -> int:
+        return len(self._scheduler.running)
+
+    def __iter__(self) -> Iterator[RequestView]:
+        return map(self._build, self._scheduler.running)
+
+    @overload
+    def __getitem__(self, index: int) -> RequestView: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RequestView]: ...
+    def __getitem__(self, index: int | slice) -> RequestView | Sequence[RequestView]:
+        requests = list(self._scheduler.running)
+        if isinstance(index, slice):
+            return [self._build(request) for request in requests[index]]
+        return self._build(requests[index])
+
+    def _build(self, request: SimRequest) -> RequestView:
+        view = request.view
+        computed = request.num_computed_tokens
+        if request.prefill_step >= 0:
+            last = min(self._scheduler.next_index - 1, request.finish_step)
+            computed = request.prefill_tokens + last - request.prefill_step
+        return RequestView(view.request_id, view.arrival_s, view.prompt_tokens, computed, view.k_qos)

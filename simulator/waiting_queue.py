@@ -1,0 +1,131 @@
+"""The waiting queue of a rank: kept in the policy's order, shown to it read-only."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any, overload
+
+from simmoe.policies.views import RequestView
+from simmoe.simulator.request import SimRequest
+
+Entry = tuple[Any, float, int, SimRequest]
+"""(queue key, arrival_s, row, request): rows are unique, so requests themselves are never compared."""
+
+
+class WaitingQueue:
+    """Preempted requests first, then by ``queue_key`` (arrival without one), ties by arrival and workload row."""
+
+    def __init__(self, queue_key: Callable[[RequestView], Any] | None = None) -> None:
+        self._queue_key = queue_key
+        self._preempted: list[SimRequest] = []
+        """In the order they will resume."""
+        self._entries: list[Entry] = []
+        self._head = 0
+        """Entries before it have left; they are dropped in bulk."""
+        self._by_id: dict[str, SimRequest] = {}
+        self._arrivals: list[tuple[float, int, SimRequest]] = []
+        """Heap by arrival, only with a queue key; those that have left are dropped when they surface."""
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[SimRequest]:
+        yield from self._preempted
+        for index in range(self._head, len(self._entries)):
+            yield self._entries[index][3]
+
+    def __getitem__(self, index: int) -> SimRequest:
+        preempted = len(self._preempted)
+        if index < preempted:
+            return self._preempted[index]
+        return self._entries[self._head + index - preempted][3]
+
+    @property
+    def num_preempted(self) -> int:
+        """Requests at the front that wait to be recomputed."""
+        return len(self._preempted)
+
+    def get(self, request_id: str) -> SimRequest | None:
+        """Return the waiting request of this id, or None."""
+        return self._by_id.get(request_id)
+
+    def add(self, request: SimRequest) -> None:
+        """Add a request that has just been dispatched."""
+        insort(self._entries, self._entry(request), lo=self._head)
+        self._register(request)
+
+    def add_preempted(self, request: SimRequest) -> None:
+        """Put a preempted request at the very front."""
+        self._preempted.insert(0, request)
+        self._register(request)
+
+    def remove(self, request: SimRequest) -> None:
+        """Remove a request that has been admitted; removing in queue order costs O(1)."""
+        del self._by_id[request.view.request_id]
+        if request.num_preemptions and request in self._preempted:
+            self._preempted.remove(request)
+            return
+        if self._entries[self._head][3] is request:
+            self._head += 1
+            if self._head > 1024 and self._head * 2 > len(self._entries):
+                del self._entries[: self._head]
+                self._head = 0
+            return
+        index = bisect_left(self._entries, self._entry(request), lo=self._head)
+        assert self._entries[index][3] is request
+        del self._entries[index]
+
+    def oldest(self) -> SimRequest | None:
+        """Return the waiting request that arrived first."""
+        if not self._by_id:
+            return None
+        if self._queue_key is None:
+            # Entries are by arrival; a preempted request had been admitted before any of them but may be younger than
+            # another preempted one.
+            return min(
+                [*self._preempted, *(entry[3] for entry in self._entries[self._head : self._head + 1])],
+                key=lambda r: (r.view.arrival_s, r.row),
+            )
+        while self._by_id.get(self._arrivals[0][2].view.request_id) is not self._arrivals[0][2]:
+            heappop(self._arrivals)
+        return self._arrivals[0][2]
+
+    def _entry(self, request: SimRequest) -> Entry:
+        key = None if self._queue_key is None else self._queue_key(request.view)
+        return (0 if key is None else key, request.view.arrival_s, request.row, request)
+
+    def _register(self, request: SimRequest) -> None:
+        self._by_id[request.view.request_id] = request
+        if self._queue_key is not None:
+            heappush(self._arrivals, (request.view.arrival_s, request.row, request))
+
+
+class WaitingView(Sequence[RequestView]):
+    """The queue as a policy sees it: a live, read-only sequence."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: WaitingQueue) -> None:
+        self._queue = queue
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[RequestView]:
+        return (request.view for request in self._queue)
+
+    @overload
+    def __getitem__(self, index: int) -> RequestView: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RequestView]: ...
+    def __getitem__(self, index: int | slice) -> RequestView | Sequence[RequestView]:
+        size = len(self._queue)
+        if isinstance(index, slice):
+            return [self._queue[i].view for i in range(*index.indices(size))]
+        if index < 0:
+            index += size
+        if not 0 <= index < size:
+            raise IndexError(index)
+        return self._queue[index].view
