@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import click
 
@@ -66,7 +66,11 @@ _ONE_RUN = (
 )
 
 
-def workload_options(command: Command | None = None, /, *, one_run: bool = True) -> Any:
+@overload
+def workload_options(command: Command, /) -> Command: ...
+@overload
+def workload_options(*, one_run: bool) -> Callable[[Command], Command]: ...
+def workload_options(command: Any = None, /, *, one_run: bool = True) -> Any:
     """Add the workload's options to a click command.
 
     Args:

@@ -1,0 +1,189 @@
+"""``simmoe sweep``: rates x policies x seeds; which policy, at which load."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simmoe.commands.deployment_options import (
+    Deployment,
+    deployment_options,
+    resolve_deployment,
+    slo_options,
+    take_deployment,
+    take_slo,
+)
+from simmoe.commands.notes import describe_profile, describe_trace
+from simmoe.commands.sweeping.executor import local_executor
+from simmoe.commands.sweeping.progress import open_progress
+from simmoe.commands.sweeping.sources import code_sources, digest, policy_sources
+from simmoe.commands.sweeping.store import SweepStore
+from simmoe.commands.sweeping.study import Study, conduct
+from simmoe.commands.workload_options import spec_from_options, workload_options
+from simmoe.errors import UsageError
+from simmoe.policies.registry import PolicyChoice, parse_policy
+from simmoe.traces.build import build_workload
+from simmoe.traces.spec import WorkloadSpec
+
+DEFAULT_POLICIES = ("fixed-k", "fifo", "tiers", "lanes")
+BASELINE = "fifo"
+DEFAULT_REQUESTS = 1024
+
+
+@click.command()
+@workload_options(one_run=False)
+@deployment_options(ranks=2)
+@click.option("--rates", metavar="R,R,...", help="Offered loads, requests/s.  [default: found around saturation]")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="POLICY",
+    help=f"A policy to compare; repeat.  [default: {', '.join(DEFAULT_POLICIES)}]",
+)
+@click.option("--seeds", type=int, default=5, show_default=True, help="Seeds a rate and policy: 0, 1, ...")
+@slo_options
+@click.option("--out", metavar="DIR", help="Folder of the results.  [default: sweeps/NAME, by the inputs]")
+@click.option("--jobs", type=int, help="Processes.  [default: every core]")
+def sweep(
+    rates: str | None, policies: tuple[str, ...], seeds: int, out: str | None, jobs: int | None, **options: Any
+) -> int:
+    """Simulate every policy at every rate with the same requests, and say which policy is best at which load.
+
+    Writes OUT/sweep.csv, cells.parquet, sweep.png and manifest.json. Repeated, it resumes what was interrupted.
+    """
+    slo = take_slo(options)
+    deployment = resolve_deployment(take_deployment(options))
+    if options["requests"] is None:
+        options["requests"] = DEFAULT_REQUESTS
+    spec = spec_from_options(deployment.config.k_max, **options)
+    choices = _choices(policies or DEFAULT_POLICIES)
+    if seeds < 1:
+        raise UsageError(f"--seeds is {seeds}; it must be at least 1 (5 or more for intervals worth having)")
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs is {jobs}; it must be at least 1")
+    # One workload is built here so that a fault of the trace shows before any work, and workers inherit the file.
+    source = build_workload(replace(spec, rate=1.0)).source
+    study = Study(
+        workload=spec,
+        policies=tuple(choices),
+        baseline=_baseline(choices),
+        rates=_parse_rates(rates),
+        num_seeds=seeds,
+        profile=deployment.profile_name,
+        config=deployment.config,
+        slo=slo,
+        sources={
+            **code_sources(),
+            "profile_sha256": deployment.profile.sha256,
+            "trace_sha256": source["sha256"],
+        },
+        policy_sources={name: policy_sources(choice) for name, choice in choices.items()},
+    )
+    folder = Path(out) if out else Path("sweeps") / _default_name(study)
+    click.echo(describe_trace(source), err=True)
+    click.echo(describe_profile(deployment.profile), err=True)
+    return _run(study, folder, jobs or os.cpu_count() or 1, source, deployment, choices)
+
+
+def _run(
+    study: Study,
+    folder: Path,
+    jobs: int,
+    source: dict[str, object],
+    deployment: Deployment,
+    choices: dict[str, PolicyChoice],
+) -> int:
+    from simmoe.commands.sweeping.report import extrapolated, total_counts, write_report
+    from simmoe.commands.sweeping.tables import print_tables
+
+    with SweepStore(folder, study.inputs()) as store:
+        progress = open_progress()
+        try:
+            result = conduct(study, store, local_executor(jobs), progress)
+        except KeyboardInterrupt:
+            progress.close()
+            click.echo(
+                f"simmoe: interrupted; {store.num_cells()} finished cells are kept in '{folder}': "
+                f"repeat the command to resume",
+                err=True,
+            )
+            return 130
+        finally:
+            progress.close()
+        about = {
+            "workload": source,
+            "profile": {"name": deployment.profile.name, "status": deployment.profile.status},
+            "policies": {
+                name: {"policy": choice.text, "parameters": choice.parameters, "clairvoyant": choice.clairvoyant}
+                for name, choice in choices.items()
+            },
+        }
+        paths = write_report(store, study, result, _title(study, deployment), about)
+    print_tables(result.grid, total_counts(result), goodput=bool(study.slo))
+    if outside := extrapolated(result):
+        cells = ", ".join(f"{name} in {count} cells" for name, count in outside.items())
+        click.echo(f"note: the profile was asked outside its measured grid and extrapolated: {cells}", err=True)
+    click.echo(f"Files: {', '.join(str(path) for path in paths)}")
+    return 0
+
+
+def _choices(texts: tuple[str, ...]) -> dict[str, PolicyChoice]:
+    """Parse policies, by the text they were given as; every name must mean another policy."""
+    choices: dict[str, PolicyChoice] = {}
+    for text in texts:
+        choice = parse_policy(text)
+        for other, known in choices.items():
+            if known.text == choice.text:
+                raise UsageError(f"--policy '{text}' is the same policy as '{other}' ({choice.text}); give it once")
+        choices[text.strip()] = choice
+    return choices
+
+
+def _baseline(choices: dict[str, PolicyChoice]) -> str:
+    baseline = parse_policy(BASELINE).text
+    return next((name for name, choice in choices.items() if choice.text == baseline), next(iter(choices)))
+
+
+def _parse_rates(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    rates = set()
+    for word in text.split(","):
+        try:
+            rate = float(word)
+        except ValueError:
+            raise UsageError(f"--rates has '{word.strip()}', which is no number; write them as in 5,10,20") from None
+        if not (math.isfinite(rate) and rate > 0):
+            raise UsageError(f"--rates has {word.strip()}; a rate must be a finite number of requests/s above 0")
+        if rate in rates:
+            raise UsageError(f"--rates has {rate:g} twice; give each rate once")
+        rates.add(rate)
+    return tuple(sorted(rates))
+
+
+def _default_name(study: Study) -> str:
+    """Name a sweep's folder after its inputs: readable first, then enough of their hash to be its own."""
+    spec = study.workload
+    trace = re.sub(r"[^A-Za-z0-9]+", "-", Path(spec.trace).stem).strip("-")
+    return f"{trace}-{_budgets(spec, '-')}-{study.config.num_ranks}ranks-{digest(study.inputs())[:8]}"
+
+
+def _budgets(spec: WorkloadSpec, separator: str) -> str:
+    if spec.budgets in (None, "normal"):
+        return separator.join((f"mu{spec.mu:g}", f"sigma{spec.sigma:g}"))
+    return str(spec.budgets)
+
+
+def _title(study: Study, deployment: Deployment) -> str:
+    spec, ranks = study.workload, study.config.num_ranks
+    return (
+        f"{Path(spec.trace).name}: {spec.requests:,} requests, budgets {_budgets(spec, ' ')}, "
+        f"{ranks} rank{'s' if ranks > 1 else ''} of {deployment.profile.label}"
+    )

@@ -1,0 +1,1 @@
+"""What ``simmoe sweep`` is made of: cells, executors, the store that makes it resumable, saturation, reports."""

@@ -1,0 +1,108 @@
+"""Where cells run: in this process, or over its cores. A cluster is one more class with the same method."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait as wait_for_sentinels
+from typing import Protocol
+
+from simmoe.commands.sweeping.cells import Cell, CellResult, run_cell
+from simmoe.errors import SimmoeError
+
+Outcome = CellResult | SimmoeError
+Outcomes = Generator[tuple[int, Outcome] | None, None, None]
+
+
+class Executor(Protocol):
+    """Runs cells. Cells are pure data, independent and idempotent, so any number may run anywhere, in any order."""
+
+    def run(self, cells: Sequence[Cell]) -> Outcomes:
+        """Yield (index, outcome) as cells end, in any order, each index once.
+
+        A failure that is the cell's own is an outcome; the others go on. None, now and then, means still at work.
+        Closing the iterator abandons what has not ended.
+        """
+        ...
+
+
+def attempt(cell: Cell) -> Outcome:
+    """Run a cell; a failure simmoe reports on purpose is its outcome."""
+    try:
+        return run_cell(cell)
+    except SimmoeError as error:
+        return error
+
+
+class SerialExecutor:
+    """Cells one after another in this process."""
+
+    def run(self, cells: Sequence[Cell]) -> Outcomes:
+        """Yield outcomes in order."""
+        for index, cell in enumerate(cells):
+            yield index, attempt(cell)
+
+
+class LocalExecutor:
+    """Cells over processes of this machine."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+
+    def run(self, cells: Sequence[Cell]) -> Outcomes:
+        """Yield outcomes as they come, and None five times a second.
+
+        Raises:
+            SimmoeError: a worker was killed.
+        """
+        # Forked workers start in milliseconds with everything imported; elsewhere than on Linux forking is not safe.
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        pool = ProcessPoolExecutor(min(self.jobs, len(cells)), mp_context=context, initializer=_start_worker)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of forking beside threads; the only ones here are BLAS's own, idle and fork-safe.
+                warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+                index_of = {pool.submit(attempt, cell): index for index, cell in enumerate(cells)}
+            pending: set[Future[Outcome]] = set(index_of)
+            while pending:
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=index_of.__getitem__):
+                    yield index_of[future], future.result()
+                if not done:
+                    yield None
+        except BrokenProcessPool:
+            raise SimmoeError(
+                "a worker process was killed (out of memory?); repeat the command, perhaps with fewer --jobs"
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def local_executor(jobs: int) -> Executor:
+    """Return the executor for a number of processes."""
+    return LocalExecutor(jobs) if jobs > 1 else SerialExecutor()
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the parent, and do not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait_for_sentinels([parent.sentinel])
+    os._exit(1)
