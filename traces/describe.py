@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from simmoe.traces.reader import Trace
+from simmoe.traces.workload import Workload
 
 PERCENTILES = (50, 75, 90, 99)
 
@@ -39,16 +39,16 @@ def source_line(source: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def statistics(trace: Trace) -> dict[str, dict[str, float]]:
+def statistics(workload: Workload) -> dict[str, dict[str, float]]:
     """Return mean, extremes and PERCENTILES of prompt, output and total tokens.
 
     Returns:
         ``{"prompt_tokens": {"mean": ..., "min": ..., "p50": ..., "max": ...}, ...}``
     """
     columns = {
-        "prompt_tokens": trace.prompt_tokens,
-        "output_tokens": trace.output_tokens,
-        "total_tokens": trace.prompt_tokens + trace.output_tokens,
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": workload.output_tokens,
+        "total_tokens": workload.prompt_tokens + workload.output_tokens,
     }
     out: dict[str, dict[str, float]] = {}
     for name, column in columns.items():
@@ -60,3 +60,22 @@ def statistics(trace: Trace) -> dict[str, dict[str, float]]:
             "max": float(column.max()),
         }
     return out
+
+
+def correlation(workload: Workload) -> float | None:
+    """Return Pearson's correlation of prompt and output lengths; None where one of them is constant."""
+    if np.ptp(workload.prompt_tokens) == 0 or np.ptp(workload.output_tokens) == 0:
+        return None
+    return float(np.corrcoef(workload.prompt_tokens, workload.output_tokens)[0, 1])
+
+
+def gap_variation(workload: Workload) -> float | None:
+    """Return the coefficient of variation of the gaps between arrivals (Poisson: 1); None if all are at one time."""
+    gaps = np.diff(workload.arrival_s)
+    return float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else None
+
+
+def repeated_blocks(hashes: Sequence[tuple[int, ...]]) -> float:
+    """Return the share of prompt blocks whose hash id an earlier block has: the reuse an endless prefix cache sees."""
+    ids = [block for run in hashes for block in run]
+    return 1 - len(set(ids)) / len(ids) if ids else 0.0

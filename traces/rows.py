@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from simmoe.errors import TraceError
 from simmoe.traces.formats import Format, detect
@@ -75,9 +75,9 @@ class RowFile:
                     self._hash = hashlib.file_digest(raw, "sha256")
                     yield from self._parquet()
                     return
-                stream: IO[bytes] = io.BufferedReader(_Hashing(raw, self._hash), 1 << 18)
+                stream: Any = io.BufferedReader(_Hashing(raw, self._hash), 1 << 18)
                 if magic[:2] == _GZIP_MAGIC:
-                    stream = gzip.open(stream)
+                    stream = gzip.GzipFile(fileobj=stream)
                 yield from self._text(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""))
         except UnicodeDecodeError as error:
             raise TraceError(f"{self._where_not_utf8(error)}; save the file as UTF-8") from None

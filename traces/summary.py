@@ -27,7 +27,9 @@ IntColumn = npt.NDArray[np.int64]
 
 SHIPPED = Path(__file__).parent / "data" / "azure_conv_2023_1024_2048.json"
 MAX_BINS = 64
-_BINS = 48
+_QUANTILES = 36
+_EVEN_BINS = 12
+_SPIKE_SHARE = 0.01
 _SCHEMA = 1
 
 
@@ -112,11 +114,16 @@ def summarize(prompt: IntColumn, output: IntColumn, about: dict[str, Any]) -> di
 
 
 def _edges(values: IntColumn) -> IntColumn:
-    """Return integer bin edges at quantiles, with a bin of its own for a value as common as half a bin."""
-    quantiles = np.quantile(values, np.linspace(0, 1, _BINS + 1), method="lower").astype(np.int64)
-    common, counts = np.unique(values, return_counts=True)
-    spikes = common[counts >= len(values) / (2 * _BINS)]
-    edges = np.unique(np.concatenate([quantiles, spikes, spikes + 1, [values.max() + 1]]))
+    """Return integer bin edges.
+
+    Quantiles hold the marginal, even steps the tails (and with them the correlation), and a value that more than a
+    hundredth of all requests share has a bin of its own.
+    """
+    quantiles = np.quantile(values, np.linspace(0, 1, _QUANTILES + 1), method="lower").astype(np.int64)
+    even = np.linspace(values.min(), values.max() + 1, _EVEN_BINS + 1).astype(np.int64)
+    distinct, counts = np.unique(values, return_counts=True)
+    spikes = distinct[counts > _SPIKE_SHARE * len(values)]
+    edges = np.unique(np.concatenate([quantiles, even, spikes, spikes + 1]))
     assert len(edges) - 1 <= MAX_BINS, len(edges)
     return edges
 

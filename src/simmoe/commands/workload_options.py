@@ -84,8 +84,8 @@ def workload_options(command: Any = None, /, *, one_run: bool = True) -> Any:
 
 
 def trace_options(command: Command) -> Command:
-    """Add the options that choose rows of a trace, without its arrivals and budgets."""
-    for option in reversed(_FILTER[1:]):
+    """Add the options on a trace's rows and their lengths, without arrivals and budgets."""
+    for option in reversed((*_FILTER[1:], _LENGTHS[0])):
         command = option(command)
     return command
 
