@@ -37,12 +37,3 @@ def monotone_grid(values: FloatGrid, *, rounds: int = 200) -> tuple[FloatGrid, f
     # The limit is reached only approximately; running maxima remove what is left, and change nothing else.
     exact = np.maximum.accumulate(np.maximum.accumulate(np.exp(current), axis=0), axis=1)
     return exact, float(np.abs(exact / values - 1).max())
-
-
-def monotone_line(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], float]:
-    """Project a line onto those that do not fall; returns it and the largest relative change."""
-    from scipy.optimize import isotonic_regression
-
-    projected = np.asarray(isotonic_regression(values).x, dtype=np.float64)
-    scale = np.maximum(np.abs(values), 1e-30)
-    return projected, float((np.abs(projected - values) / scale).max())

@@ -70,8 +70,7 @@ def dump_table(table: StepTable) -> str:
     for name, columns in COLUMNS.items():
         body = ",\n".join(f"  {json.dumps(row)}" for row in rows[name])
         parts.append(f'"{name}": {{"columns": {json.dumps(columns)}, "rows": [\n{body}\n]}}')
-    provenance = json.dumps(table.provenance, indent=1, sort_keys=True)
-    parts.append(f'"provenance": {provenance}')
+    parts.append(f'"provenance": {_dump_lines(dict(table.provenance), depth=3)}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
@@ -107,6 +106,17 @@ def _grid_rows(grid: GridTable) -> Rows:
         for size, row in zip(grid.sizes, grid.cells, strict=True)
         for k, cell in zip(grid.ks, row, strict=True)
     ]
+
+
+def _dump_lines(value: Any, depth: int) -> str:
+    """Return JSON with one line an item down to ``depth`` levels, keys sorted, the rest compact."""
+    if not depth or not isinstance(value, dict | list) or not value:
+        return json.dumps(value, sort_keys=True)
+    if isinstance(value, list):
+        items = [_dump_lines(item, depth - 1) for item in value]
+        return "[\n" + ",\n".join(items) + "\n]"
+    items = [f"{json.dumps(key)}: {_dump_lines(item, depth - 1)}" for key, item in sorted(value.items())]
+    return "{\n" + ",\n".join(items) + "\n}"
 
 
 def _rounded(seconds: float) -> float:
