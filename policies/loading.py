@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from simmoe.errors import PolicyError, UsageError, did_you_mean
+from simmoe.errors import PolicyError, SimmoeError, UsageError, did_you_mean
 
 Kind = Literal["batch", "route"]
 
@@ -104,7 +104,12 @@ def kind_of(cls: object, policy: str) -> Kind:
 
 
 def describe(error: BaseException, path: Path | None = None) -> str:
-    """Return one line for an exception: where it was raised (in ``path``, if it passed through there), and what."""
+    """Return one line for an exception: where it was raised (in ``path``, if it passed through there), and what.
+
+    A failure reported on purpose speaks for itself.
+    """
+    if isinstance(error, SimmoeError):
+        return str(error)
     what = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if path is None or frame.filename == str(path)]

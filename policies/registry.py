@@ -136,25 +136,32 @@ def parse_policy(text: str) -> PolicyChoice:
     >>> parse_policy("lanes,window=0").text
     'fifo+lanes,window=0'
     """
+    parts = {part.kind: part for part in parse_parts(text)}
+    return PolicyChoice(
+        batch_part=parts.get("batch") or parse_part(DEFAULTS["batch"]),
+        route_part=parts.get("route") or parse_part(DEFAULTS["route"]),
+    )
+
+
+def parse_parts(text: str) -> list[PolicyPart]:
+    """Return the one or two policies a text names, defaults not added.
+
+    Raises:
+        UsageError, PolicyError: as :func:`parse_policy`.
+    """
     match = _CHOICE.fullmatch(text.strip())
     if match is None:
         raise UsageError(
             f"'{text}' names no policy; write NAME[,key=value...], or BATCH+ROUTE, where a name may be "
             f"path/to/file.py:Class"
         )
-    parts: dict[Kind, PolicyPart] = {}
-    for part_text in filter(None, match.groups()):
-        part = parse_part(part_text)
-        if part.kind in parts:
-            raise UsageError(
-                f"'{parts[part.kind].name}' and '{part.name}' are both {part.kind} policies; "
-                f"name one batch policy and one route policy"
-            )
-        parts[part.kind] = part
-    return PolicyChoice(
-        batch_part=parts.get("batch") or parse_part(DEFAULTS["batch"]),
-        route_part=parts.get("route") or parse_part(DEFAULTS["route"]),
-    )
+    parts = [parse_part(part_text) for part_text in match.groups() if part_text]
+    if len(parts) == 2 and parts[0].kind == parts[1].kind:
+        raise UsageError(
+            f"'{parts[0].name}' and '{parts[1].name}' are both {parts[0].kind} policies; "
+            f"name one batch policy and one route policy"
+        )
+    return parts
 
 
 def parse_part(text: str) -> PolicyPart:

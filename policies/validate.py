@@ -92,15 +92,18 @@ def call_from_json(saved: Any, where: str) -> tuple[StepView | RouteCall, dict[s
         DataError: the data is no saved call; the message names ``where`` it was found.
     """
     try:
-        view = dict(saved["view"])
+        view, deployment = dict(saved["view"]), dict(saved["deployment"])
+        unknown = sorted(deployment.keys() - {field.name for field in fields(PolicyContext)})
+        if unknown:
+            raise ValueError(f"its deployment has an unknown '{unknown[0]}'")
         if saved["call"] == "plan":
             view["waiting"] = tuple(RequestView(**request) for request in view["waiting"])
             view["running"] = tuple(RequestView(**request) for request in view["running"])
             view["oldest"] = None if view["oldest"] is None else RequestView(**view["oldest"])
-            return StepView(**view), dict(saved["deployment"])
+            return StepView(**view), deployment
         if saved["call"] == "route":
             ranks = tuple(RankView(**rank) for rank in view["ranks"])
-            return RouteCall(RequestView(**view["request"]), ranks, view["now_s"]), dict(saved["deployment"])
+            return RouteCall(RequestView(**view["request"]), ranks, view["now_s"]), deployment
         raise ValueError(f"its call is '{saved['call']}', neither plan nor route")
     except (ValueError, KeyError, TypeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,121 @@
+"""``simmoe policies``: what is installed, and whether a policy keeps the protocol."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simmoe.errors import DataError, PolicyError, SimmoeError
+from simmoe.policies.loading import GROUPS, METHODS, Kind, installed, load_named
+from simmoe.policies.parameters import parameters_of
+from simmoe.policies.protocols import PolicyContext
+from simmoe.policies.registry import PolicyPart, parse_parts
+
+
+@click.group()
+def policies() -> None:
+    """List policies; check one against the protocol."""
+
+
+@policies.command("list")
+def list_policies() -> None:
+    """Print every installed policy, what it does, and its parameters with their defaults."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("name", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    table.add_column("what it does, and its parameters", overflow="fold")
+    for kind in GROUPS:
+        for name in installed(kind):
+            summary, parameters = _describe(name)
+            table.add_row(name, kind, summary)
+            if parameters:
+                table.add_row("", "", parameters, style="dim")
+    Console(highlight=False, markup=False).print(table)
+
+
+@policies.command("check")
+@click.argument("policy")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), default=4, show_default=True, help="Ranks of the deployment checked for."
+)
+@click.option(
+    "--k-max", type=click.IntRange(min=1), default=32, show_default=True, help="Largest budget of that deployment."
+)
+@click.option("--profile", metavar="NAME|FILE", help="Step-cost table that T(n, k) comes from; else a made-up one.")
+@click.option(
+    "--replay",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Ask the call a failed run saved, for the deployment it was saved from, and print the answer.",
+)
+def check(policy: str, ranks: int, k_max: int, profile: str | None, replay: Path | None) -> None:
+    """Run the conformance kit on POLICY: NAME or path/to/file.py:Class, each with ,key=value parameters.
+
+    Prints one line a check; exit code 4 if any fails.
+    """
+    from simmoe.policies.samples import SAMPLE_CONTEXT
+    from simmoe.policies.testing import check_policy
+
+    context = replace(SAMPLE_CONTEXT, num_ranks=ranks, k_max=k_max)
+    if profile is not None:
+        from simmoe.profiles.catalog import load_profile
+
+        context = replace(context, prefill_s=load_profile(profile).cost(True).prefill_s)
+    parts = parse_parts(policy)
+    if replay is not None:
+        _replay(parts, replay, context)
+        return
+    failed = 0
+    for part in parts:
+        click.echo(f"{part.text} ({part.kind} policy)")
+        for result in check_policy(part.build, context):
+            failed += not result.passed
+            click.echo(
+                f"  {'ok  ' if result.passed else 'FAIL'}  {result.name}" + f": {result.detail}" * (not result.passed)
+            )
+    if failed:
+        raise PolicyError(f"'{policy}' fails {failed} check{'s' * (failed > 1)}; docs/policies.md says what each wants")
+
+
+def _describe(name: str) -> tuple[str, str]:
+    try:
+        cls, _ = load_named(name)
+        summary = (cls.__doc__ or "").strip().partition("\n")[0]
+        return summary, ", ".join(str(parameter) for parameter in parameters_of(cls, name).values())
+    except SimmoeError as error:
+        return f"unusable: {error}", ""
+
+
+def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext) -> None:
+    from simmoe.policies.testing import ask
+    from simmoe.policies.validate import call_from_json
+
+    try:
+        saved: Any = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"cannot read the saved call '{path}': {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"'{path}' is not JSON: {error}") from None
+    call, deployment = call_from_json(saved, str(path))
+    kind: Kind = "batch" if saved["call"] == METHODS["batch"] else "route"
+    for part in parts:
+        if part.kind == kind:
+            built = part.build(replace(context, **deployment))
+            try:
+                answer = ask(built, call)
+            except PolicyError as error:
+                raise PolicyError(f"policy '{part.text}': {error}") from error
+            except Exception as error:
+                from simmoe.policies.loading import describe
+
+                raise PolicyError(f"policy '{part.text}' raised at {describe(error, part.path)}") from error
+            click.echo(f"{part.text} answers {answer}")
+            return
+    raise DataError(f"'{path}' holds a call of a {kind} policy; '{parts[0].text}' is none")
