@@ -17,7 +17,7 @@ class GridRow(NamedTuple):
 
     rate_per_s: float
     load: float
-    """rate over the saturation rate of the best policy."""
+    """rate over the baseline's saturation rate."""
     policy: str
     metric: str
     mean: float
@@ -76,8 +76,8 @@ class SweepGrid:
 
     @property
     def capacity_per_s(self) -> float:
-        """Saturation rate of the policy that saturates last: load 1."""
-        return max(self.saturation.values())
+        """Saturation rate of the baseline: load 1."""
+        return self.saturation[self.baseline]
 
     def estimate(self, metric: str) -> Estimate:
         """Return means and 95% intervals over seeds, [num_rates, num_policies]."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B8000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES = ("-", (0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
-_CAPACITY = "saturation (of the policy that saturates last)"
 _SIZE_INCHES = (13.5, 7.6)
 _DPI = 110
 
@@ -115,7 +114,10 @@ def _draw(figure: Figure, grid: SweepGrid, title: str, goodput: bool) -> None:
     bands = f"bands: 95% confidence over {len(grid.seeds)} seeds" if len(grid.seeds) > 1 else "one seed: no intervals"
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9.5, title=bands)
     figure.suptitle(
-        f"{title}; saturation {grid.capacity_per_s:.3g}/s\n{_answer(grid)}", x=0.012, ha="left", fontsize=11.5
+        f"{title}; {grid.baseline} saturates at {grid.capacity_per_s:.3g}/s\n{_answer(grid)}",
+        x=0.012,
+        ha="left",
+        fontsize=11.5,
     )
 
 
@@ -136,7 +138,14 @@ def _draw_panel(ax: Axes, grid: SweepGrid, panel: Panel) -> None:
     capacity = grid.capacity_per_s
     if capacity <= 1.3 * x[-1]:
         ax.set_xlim(0, max(x[-1], capacity) * 1.05)
-        ax.axvline(capacity, color="#777777", linewidth=1, linestyle=(0, (2, 2)), zorder=1, label=_CAPACITY)
+        ax.axvline(
+            capacity,
+            color="#777777",
+            linewidth=1,
+            linestyle=(0, (2, 2)),
+            zorder=1,
+            label=f"saturation of {grid.baseline}",
+        )
 
 
 def _label_log_axis(ax: Axes) -> None:

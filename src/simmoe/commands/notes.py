@@ -1,10 +1,15 @@
-"""What a command says on stderr about its inputs: which trace, which profile, what was extrapolated."""
+"""What a command says about its inputs: which trace, which profile, what was extrapolated, which versions."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import simpy
+
+from simmoe import __version__
 from simmoe.profiles.catalog import Profile
 
 
@@ -23,3 +28,21 @@ def describe_trace(source: Mapping[str, Any]) -> str:
 def describe_profile(profile: Profile) -> str:
     """Say in one line whose step times are used."""
     return f"profile: {profile.label}"
+
+
+def describe_extrapolation(extrapolated: Mapping[str, int]) -> str:
+    """Say in one line what was asked of the profile outside its measured grid; empty if nothing was."""
+    if not extrapolated:
+        return ""
+    points = ", ".join(f"{name}: {count} points" for name, count in extrapolated.items())
+    return f"note: the profile was asked outside its measured grid and extrapolated ({points})"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide a simulation's numbers, for the manifest."""
+    return {
+        "simmoe": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "simpy": simpy.__version__,
+    }

@@ -33,7 +33,7 @@ from simmoe.traces.spec import WorkloadSpec
 
 DEFAULT_POLICIES = ("fixed-k", "fifo", "tiers", "lanes")
 BASELINE = "fifo"
-DEFAULT_REQUESTS = 1024
+DEFAULT_REQUESTS = 4096
 
 
 @click.command()

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from simmoe.analysis.grid import GridRow, SweepGrid
 from simmoe.analysis.metrics import METRICS, PERCENTILES
 from simmoe.analysis.plots import plot_sweep
 from simmoe.analysis.stats import CONFIDENCE
+from simmoe.commands.notes import versions
 from simmoe.commands.sweeping.saturation import LOADS
 from simmoe.commands.sweeping.store import SweepStore
 from simmoe.commands.sweeping.study import Study, StudyResult
@@ -88,8 +88,6 @@ def _parquet(result: StudyResult) -> bytes:
 
 
 def _manifest(study: Study, result: StudyResult, about: dict[str, Any]) -> dict[str, Any]:
-    from importlib.metadata import version
-
     grid = result.grid
     return {
         "schema_version": 1,
@@ -106,5 +104,5 @@ def _manifest(study: Study, result: StudyResult, about: dict[str, Any]) -> dict[
         "confidence": CONFIDENCE,
         "percentiles": {"reported": list(PERCENTILES), "method": "linear interpolation (Hyndman-Fan type 7)"},
         "metrics": METRICS,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in ("numpy", "simpy")},
+        "versions": versions(),
     }

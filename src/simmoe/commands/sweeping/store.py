@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from simmoe.commands.evidence import CALL_NAME
 from simmoe.commands.sweeping.cells import CellResult
 from simmoe.errors import OutputError
 
@@ -46,8 +47,8 @@ class SweepStore:
         except BaseException:
             self._handle.close()
             raise
-        for leftover in self._cells.glob(".*.partial"):
-            leftover.unlink()
+        for leftover in (*self._cells.glob(".*.partial"), *self.folder.glob(".*.partial"), self.folder / CALL_NAME):
+            leftover.unlink(missing_ok=True)
         return self
 
     def __exit__(

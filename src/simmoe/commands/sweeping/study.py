@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 from simmoe.analysis.grid import SweepGrid
 from simmoe.analysis.metrics import Slo
+from simmoe.commands.evidence import save_evidence
 from simmoe.commands.sweeping.cells import Cell, CellResult
 from simmoe.commands.sweeping.executor import Executor
 from simmoe.commands.sweeping.progress import Progress
 from simmoe.commands.sweeping.saturation import LOADS, rates_around, saturation_rate
 from simmoe.commands.sweeping.sources import digest
 from simmoe.commands.sweeping.store import SweepStore
-from simmoe.errors import SimmoeError
+from simmoe.errors import PolicyError, SimmoeError
 from simmoe.simulator.config import SimConfig
 from simmoe.traces.spec import WorkloadSpec
 
@@ -104,7 +105,7 @@ def conduct(study: Study, store: SweepStore, executor: Executor, progress: Progr
     progress.start("finding saturation", len(offline) + len(study.rates or LOADS) * cells_a_rate)
     found = _gather(offline, study, store, executor, progress)
     saturation = {c.policy: saturation_rate(r.metrics, c.policy) for c, r in zip(offline, found, strict=True)}
-    rates = rates_around(saturation) if study.rates is None else study.rates
+    rates = rates_around(saturation[study.baseline]) if study.rates is None else study.rates
     progress.start("simulating", len(offline) + len(rates) * cells_a_rate)
     cells = study.cells(rates)
     results = list(zip(cells, _gather(cells, study, store, executor, progress), strict=True))
@@ -138,8 +139,11 @@ def _gather(
             progress.advance(1)
     if failures:
         first = min(failures)
+        failure = failures[first]
+        if isinstance(failure, PolicyError):
+            failure = save_evidence(failure, store.folder)
         others = f"; {len(failures) - 1} more cells failed" if len(failures) > 1 else ""
-        raise type(failures[first])(
-            f"{cells[first].label}: {failures[first]}{others}; the other {len(done)} are kept in '{store.folder}'"
+        raise type(failure)(
+            f"{cells[first].label}: {failure}{others}; the other {len(done)} are kept in '{store.folder}'"
         )
     return [done[index] for index in range(len(cells))]

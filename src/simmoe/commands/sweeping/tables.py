@@ -35,66 +35,54 @@ def print_tables(grid: SweepGrid, counts: Mapping[str, int], goodput: bool) -> N
 
 
 def _verdict(grid: SweepGrid) -> Table:
-    table = _table("Which policy, at which load: least mean TTFT")
-    for name in (
-        "rate /s",
-        "load",
-        "policy",
-        "TTFT mean",
-        "TTFT p99",
-        f"TTFT against {grid.baseline}",
-        "not told from",
-    ):
+    table = _table(f"Which policy, at which load: least mean TTFT, and what it gains over {grid.baseline}")
+    for name in ("rate /s", "load", "policy", "TTFT mean", "change", "TTFT p99", "change", "not told from"):
         table.add_column(name, justify="left" if name in ("policy", "not told from") else "right")
-    ttft, p99, change = grid.estimate("ttft_mean_s"), grid.estimate("ttft_p99_s"), grid.change("ttft_mean_s")
+    metrics = ("ttft_mean_s", "ttft_p99_s")
+    estimates, changes = [grid.estimate(name) for name in metrics], [grid.change(name) for name in metrics]
     for i, winner in enumerate(grid.winners("ttft_mean_s")):
-        rate, load = f"{grid.rates[i]:g}", f"{grid.rates[i] / grid.capacity_per_s:.2f}"
+        row = [f"{grid.rates[i]:g}", f"{grid.rates[i] / grid.capacity_per_s:.2f}"]
         if winner is None:
-            table.add_row(rate, load, "no request finished", *["-"] * 4)
+            table.add_row(*row, "no request finished")
             continue
         j = grid.policies.index(winner.policy)
-        gain = "is the baseline" if winner.policy == grid.baseline else _percent(change, i, j)
-        seconds = _scale(float(p99.mean[i, j]))
-        cells = (_value(ttft, i, j, *seconds), _value(p99, i, j, *seconds))
-        table.add_row(rate, load, f"[bold]{winner.policy}[/bold]", *cells, gain, _ties(winner, grid))
+        row.append(f"[bold]{winner.policy}[/bold]")
+        for estimate, change in zip(estimates, changes, strict=True):
+            row.append(_value(estimate, i, j, *_scale(float(estimate.mean[i, j]))))
+            row.append("" if winner.policy == grid.baseline else _percent(change, i, j))
+        table.add_row(*row, _ties(winner, grid))
     return table
 
 
 def _full(grid: SweepGrid, goodput: bool) -> Table:
-    table = _table("Every policy, mean over seeds with 95% confidence")
-    columns = ["rate /s", "policy", "TTFT mean", "TTFT p99", "TPOT ms", "e2e p99", "finished /s", "output tok/s"]
-    columns += ["goodput /s"] if goodput else []
-    columns += ["k run", "over-serving", "busy", "unfinished"]
-    for name in columns:
-        table.add_column(name, justify="left" if name == "policy" else "right")
     estimates = {name: grid.estimate(name) for name in grid.values}
+    left = estimates["injected"].mean - estimates["finished"].mean
+    table = _table("Every policy: mean over seeds ± 95% confidence")
+    columns = ["rate /s", "policy", "TTFT mean ms", "TTFT p99 ms", "TPOT ms", "finished /s"]
+    columns += ["goodput /s"] if goodput else []
+    columns += ["k run", "over-served", "busy"]
+    columns += ["unfinished"] if left.any() else []
+    for name in columns:
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=name == "policy")
     for i, rate in enumerate(grid.rates):
         for j, policy in enumerate(grid.policies):
-            unfinished = float(estimates["injected"].mean[i, j] - estimates["finished"].mean[i, j])
-            cells = [
-                f"{rate:g}" if j == 0 else "",
-                policy,
-                _seconds(estimates["ttft_mean_s"], i, j),
-                _seconds(estimates["ttft_p99_s"], i, j),
-                _value(estimates["tpot_mean_s"], i, j, 1e3, ""),
-                _seconds(estimates["e2e_p99_s"], i, j),
-                _value(estimates["request_throughput_per_s"], i, j),
-                f"{estimates['output_tokens_per_s'].mean[i, j]:,.0f}",
-            ]
+            cells = [f"{rate:g}" if j == 0 else "", policy]
+            cells += [_value(estimates[f"{name}_s"], i, j, 1e3) for name in ("ttft_mean", "ttft_p99", "tpot_mean")]
+            cells += [_value(estimates["request_throughput_per_s"], i, j)]
             cells += [_value(estimates["goodput_per_s"], i, j)] if goodput else []
             cells += [
                 f"{estimates['executed_k'].mean[i, j]:.2f}",
-                f"{estimates['over_serving'].mean[i, j]:.3f}",
+                f"{estimates['over_serving'].mean[i, j] - 1:.0%}",
                 f"{estimates['utilisation'].mean[i, j]:.0%}",
-                f"{unfinished:g}",
             ]
+            cells += [f"{left[i, j]:g}"] if left.any() else []
             table.add_row(*cells, end_section=j == len(grid.policies) - 1)
     return table
 
 
 def _print_notes(console: Console, grid: SweepGrid, counts: Mapping[str, int]) -> None:
     saturation = ", ".join(f"{policy} {rate:.4g}" for policy, rate in grid.saturation.items())
-    console.print(f"Saturation, requests/s: {saturation}. Load 1 is the largest of them.")
+    console.print(f"Saturation, requests/s: {saturation}. Load 1 is that of {grid.baseline}.")
     parts = " + ".join(f"{count} {name}" for name, count in counts.items() if name != "injected")
     console.print(f"Requests over all cells: {counts['injected']} injected = {parts}.")
 
@@ -116,17 +104,13 @@ def _scale(seconds: float) -> tuple[float, str]:
     return (1.0, " s") if seconds >= 1 else (1e3, " ms")
 
 
-def _seconds(estimate: Estimate, i: int, j: int) -> str:
-    return _value(estimate, i, j, *_scale(float(estimate.mean[i, j])))
-
-
 def _value(estimate: Estimate, i: int, j: int, scale: float = 1.0, unit: str = "") -> str:
     mean, half = scale * float(estimate.mean[i, j]), scale * float(estimate.half_width[i, j])
     if math.isnan(mean):
         return "-"
     decimals = max(0, 2 - math.floor(math.log10(abs(mean)))) if mean else 0
-    spread = "" if math.isnan(half) else f" ± {half:.{decimals}f}"
-    return f"{mean:.{decimals}f}{spread}{unit}"
+    spread = "" if math.isnan(half) else f" ± {half:,.{decimals}f}"
+    return f"{mean:,.{decimals}f}{spread}{unit}"
 
 
 def _percent(change: Estimate, i: int, j: int) -> str:
