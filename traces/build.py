@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,10 +48,8 @@ class _Lengths:
 
     prompt: IntColumn
     output: IntColumn
-    where: str
-    """How a message names the trace."""
-    row: IntColumn
-    """Number of the row each request came from, for messages."""
+    at: Callable[[int], str]
+    """How a message names the row a request came from."""
 
 
 def _from_file(spec: WorkloadSpec, named: NamedTrace | None, trace: Trace) -> Workload:
@@ -62,7 +61,11 @@ def _from_file(spec: WorkloadSpec, named: NamedTrace | None, trace: Trace) -> Wo
         arrival_s, described = _replay(spec, trace, rows)
     else:
         arrival_s, described = _synthetic(spec, process, n)
-    lengths = _Lengths(trace.prompt_tokens[rows], trace.output_tokens[rows], f"'{trace.path}'", trace.row[rows])
+    lengths = _Lengths(
+        prompt=trace.prompt_tokens[rows].astype(np.int64),
+        output=trace.output_tokens[rows].astype(np.int64),
+        at=lambda i: f"'{trace.path}' row {trace.file_row(int(rows[i]))}",
+    )
     prompt, clip = _clip(spec, lengths)
     k_qos, drawn = _budgets(spec, n, trace, rows)
     hashes = None
@@ -138,7 +141,7 @@ def _from_summary(spec: WorkloadSpec, named: NamedTrace) -> Workload:
 
 def _sample(spec: WorkloadSpec, summary: Summary, rows: IntColumn) -> _Lengths:
     prompt, output = summary.lengths(rows, stream(spec.seed, LENGTHS + "/within cells"))
-    return _Lengths(prompt, output, "the shipped summary", rows + 1)
+    return _Lengths(prompt, output, at=lambda i: f"request {i} drawn from the shipped summary")
 
 
 def _checked_process(spec: WorkloadSpec) -> str:
@@ -158,7 +161,9 @@ def _bounds(spec: WorkloadSpec, named: NamedTrace | None) -> tuple[int | None, i
 def _filter(spec: WorkloadSpec, named: NamedTrace | None, trace: Trace) -> tuple[IntColumn, dict[str, object]]:
     """Return the positions of the rows kept, in order of arrival, and what was done."""
     low, high = _bounds(spec, named)
-    total = trace.prompt_tokens + trace.output_tokens
+    if low is None and high is None:
+        return np.arange(len(trace)), {"min_total_tokens": None, "max_total_tokens": None, "rows_kept": len(trace)}
+    total = trace.prompt_tokens.astype(np.int64) + trace.output_tokens
     keep = np.ones(len(trace), dtype=bool)
     if low is not None:
         keep &= total >= low
@@ -235,7 +240,7 @@ def _clip(spec: WorkloadSpec, lengths: _Lengths) -> tuple[IntColumn, dict[str, o
     if full.any():
         i = int(full.argmax())
         raise TraceError(
-            f"{lengths.where} row {int(lengths.row[i])}: output of {int(lengths.output[i])} tokens leaves no room "
+            f"{lengths.at(i)}: output of {int(lengths.output[i])} tokens leaves no room "
             f"for a prompt in clip_total_tokens {bound}, as in {int(full.sum())} rows; clip at more than "
             f"{int(lengths.output.max())}, or leave such rows out with max_total_tokens"
         )
@@ -265,7 +270,7 @@ def _budgets(spec: WorkloadSpec, n: int, trace: Trace | None, rows: IntColumn) -
     if int(k_qos.max()) > spec.k_max:
         i = int((k_qos > spec.k_max).argmax())
         raise TraceError(
-            f"'{trace.path}' row {int(trace.row[rows[i]])}: k_qos is {int(k_qos[i])}; "
+            f"'{trace.path}' row {trace.file_row(int(rows[i]))}: k_qos is {int(k_qos[i])}; "
             f"the deployment runs 1..k_max ({spec.k_max})"
         )
     return k_qos, {"generator": "trace", "column": "k_qos"}

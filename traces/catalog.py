@@ -94,7 +94,7 @@ BURSTGPT = TraceFile(
     ("BurstGPT_without_fails_1.csv",),
     "https://github.com/HPMLL/BurstGPT/releases/download/v1.1/BurstGPT_1.csv",
     "4bb3783693d0a435686fbfc885615d2349bd067239079fa4b749f2e679e12122",
-    _CC_BY,
+    "see github.com/HPMLL/BurstGPT",
     "Wang et al., BurstGPT, KDD 2025",
 )
 

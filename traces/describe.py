@@ -27,7 +27,8 @@ def source_line(source: Mapping[str, Any]) -> str:
         parts.append(f"{filtered['rows_kept']:,} requests counted")
     else:
         published = {True: ", as published", False: ", NOT the published bytes", None: ""}[source.get("as_published")]
-        parts.append(f"{source['trace']}: original {source['file']} (sha256 {source['sha256'][:12]}{published})")
+        name = "" if source["trace"] == source["file"] else f"{source['trace']}: original "
+        parts.append(f"{name}{source['file']} (sha256 {source['sha256'][:12]}{published})")
         parts.append(f"{filtered['rows_kept']:,} of {source['rows']:,} rows kept")
         if source["failed_requests_left_out"]:
             parts.append(f"{source['failed_requests_left_out']:,} failed requests left out")

@@ -29,6 +29,7 @@ from simmoe.traces.rows import Chunk, RowFile
 #: Longer than any trace: arrivals further apart come from two clocks (an epoch beside an offset, say).
 MAX_SPAN_S = 10 * 366 * 86400.0
 
+TokenColumn = npt.NDArray[np.int32]
 T = TypeVar("T", bound=np.generic)
 
 
@@ -37,13 +38,11 @@ class Trace:
     """What a file says, sorted by arrival (stable: equal times keep the file's order). Arrays are read-only."""
 
     path: Path
-    row: IntColumn
-    """[num_rows] each request's row in the file, from 1 without the header."""
     arrival_s: FloatColumn
     """[num_rows] seconds since the first arrival, non-decreasing."""
-    prompt_tokens: IntColumn
-    """[num_rows] >= 1."""
-    output_tokens: IntColumn
+    prompt_tokens: TokenColumn
+    """[num_rows] >= 1; 32 bits, for a week of a service is tens of millions of rows."""
+    output_tokens: TokenColumn
     """[num_rows] >= 1."""
     k_qos: IntColumn | None
     """[num_rows] >= 1, if the file has budgets."""
@@ -54,9 +53,15 @@ class Trace:
     prefix_block_tokens: int
     source: dict[str, object]
     """File name, sha256, format, rows, and what reading did (order, failed requests, unread columns). Plain JSON."""
+    _file_row: IntColumn | None
+    """[num_rows] each request's row in the file; None where that is its position, from 1."""
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    def file_row(self, position: int) -> int:
+        """Return the row of the file, from 1 without the header, that stands at ``position`` here."""
+        return position + 1 if self._file_row is None else int(self._file_row[position])
 
 
 def read_trace(path: Path) -> Trace:
@@ -108,9 +113,9 @@ class _ChunkParser:
                     ticks = layout.ticks_per_second
                     parts["time"] = self._datetimes.parse(cells) if ticks is None else seconds(cells, ticks)
                 elif column == layout.prompt:
-                    parts["prompt"] = whole_numbers(cells, 1, MAX_TOKENS, "a token count")
+                    parts["prompt"] = _token_counts(cells, 1)
                 elif column == layout.output:
-                    parts["output"] = whole_numbers(cells, least_output, MAX_TOKENS, "a token count")
+                    parts["output"] = _token_counts(cells, least_output)
                 elif column == layout.k_qos:
                     parts["k_qos"] = whole_numbers(cells, 1, MAX_TOKENS, "a budget")
                 elif column == layout.request_id:
@@ -120,11 +125,11 @@ class _ChunkParser:
         except BadCell as bad:
             raise TraceError(f"{self._file.at(chunk.first_row + bad.index)}: '{column}' {bad.reason}") from None
         n = len(parts["time"])
-        parts["row"] = np.arange(chunk.first_row, chunk.first_row + n, dtype=np.int64)
-        if least_output == 0 and int(parts["output"].min()) == 0:
+        if layout.zero_output_is_failure:
             kept = parts["output"] > 0
-            self._num_failed += n - int(kept.sum())
+            parts["row"] = np.arange(chunk.first_row, chunk.first_row + n, dtype=np.int64)
             parts = {name: part[kept] for name, part in parts.items()}
+            self._num_failed += n - len(parts["time"])
         for name, part in parts.items():
             self._parts.setdefault(name, []).append(part)
 
@@ -132,19 +137,22 @@ class _ChunkParser:
         """Join, sort and check what holds across rows."""
         file, layout = self._file, self._file.format
         time = self._join("time")
-        row = self._join("row")
         if not len(time):
             raise TraceError(f"'{file.path}': every request failed (no output tokens); nothing can be replayed")
         steps_back = int((np.diff(time) < 0).sum())
         order = np.argsort(time, kind="stable") if steps_back else None
-        time, row = _sorted(time, order), _sorted(row, order)
+        time = _sorted(time, order)
+        row = self._join("row") if "row" in self._parts else None
+        if order is not None:
+            row = order + 1 if row is None else row[order]
         first = time[0]
         arrival_s = (time - first) / 1e9 if layout.ticks_per_second is None else time - first
         if arrival_s[-1] > MAX_SPAN_S:
             jump = int(np.diff(arrival_s).argmax()) + 1
+            here, before = (jump + 1, jump) if row is None else (int(row[jump]), int(row[jump - 1]))
             raise TraceError(
-                f"{file.at(int(row[jump]))}: '{layout.arrival}' is {arrival_s[jump] - arrival_s[jump - 1]:.0f} s after "
-                f"the arrival before it (row {int(row[jump - 1])}): mixed clocks; put all rows on one"
+                f"{file.at(here)}: '{layout.arrival}' is {arrival_s[jump] - arrival_s[jump - 1]:.0f} s after the arrival "
+                f"before it (row {before}): mixed clocks; put all rows on one"
             )
         ids = PackedStrings.concatenate(self._parts["id"]) if "id" in self._parts else None
         if ids is not None:
@@ -165,7 +173,6 @@ class _ChunkParser:
         }
         return Trace(
             path=file.path,
-            row=row,
             arrival_s=_frozen(arrival_s),
             prompt_tokens=_sorted(self._join("prompt"), order),
             output_tokens=_sorted(self._join("output"), order),
@@ -174,6 +181,7 @@ class _ChunkParser:
             prefix_hashes=hashes,
             prefix_block_tokens=layout.prefix_block_tokens,
             source=source,
+            _file_row=row,
         )
 
     def _join(self, name: str) -> Any:
@@ -189,7 +197,11 @@ class _ChunkParser:
             seen[text] = number
 
 
-def _hashes(cells: Sequence[Any], prompt_tokens: IntColumn, block_tokens: int) -> HashRuns:
+def _token_counts(cells: Sequence[Any], least: int) -> TokenColumn:
+    return whole_numbers(cells, least, MAX_TOKENS, "a token count").astype(np.int32)
+
+
+def _hashes(cells: Sequence[Any], prompt_tokens: TokenColumn, block_tokens: int) -> HashRuns:
     runs = HashRuns.of(hash_runs(cells))
     too_many = runs.lengths() > -(-prompt_tokens // block_tokens)
     if too_many.any():

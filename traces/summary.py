@@ -141,7 +141,7 @@ def main(argv: list[str]) -> None:
         "license": CONV_2023.license,
         "citation": CONV_2023.citation,
     }
-    data = summarize(trace.prompt_tokens, trace.output_tokens, about)
+    data = summarize(trace.prompt_tokens.astype(np.int64), trace.output_tokens.astype(np.int64), about)
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in data.items()]
     Path(argv[1] if len(argv) == 2 else SHIPPED).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

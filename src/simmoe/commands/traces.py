@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from simmoe.commands.workload_options import spec_from_options, trace_options
 from simmoe.errors import UsageError, did_you_mean
-from simmoe.traces.catalog import TRACES, cache_dir, find, resolve
+from simmoe.traces.catalog import DATA_VARIABLE, TRACES, cache_dir, find, resolve
 
 
 @click.group()
@@ -22,14 +23,17 @@ def list_traces() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("trace", "what it is", "license", "file", box=None, pad_edge=False)
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table("trace", "lengths from", "what it is", box=None, pad_edge=False)
     for named in TRACES.values():
-        path = find(named.file)
-        where = str(path) if path else f"not here: simmoe traces fetch {named.name}"
-        if path is None and named.has_summary:
-            where = f"shipped summary; original: simmoe traces fetch {named.name}"
-        table.add_row(named.name, named.about, f"{named.file.license}; {named.file.citation}", where)
-    Console(highlight=False, soft_wrap=True).print(table)
+        if (path := find(named.file)) is not None:
+            where = "user cache" if path.parent == cache_dir() else f"${DATA_VARIABLE}"
+        else:
+            where = "shipped summary" if named.has_summary else "not here"
+        table.add_row(named.name, where, named.about)
+    console.print(table)
+    console.print(f"${DATA_VARIABLE}: {os.environ.get(DATA_VARIABLE) or 'not set'}; user cache: {cache_dir()}")
+    console.print("'simmoe traces fetch NAME' downloads an original; a path to a file works wherever a name does")
 
 
 @traces.command()
