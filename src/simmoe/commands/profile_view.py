@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from simmoe.errors import OutputError
 from simmoe.profiles.catalog import Profile
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import PROMPT_TOKENS
+from simmoe.profiles.table import GridTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,10 +105,11 @@ def plot_profile(profile: Profile, out: Path, *, async_scheduling: bool) -> None
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    sizes = table.prefill.sizes
-    _lines(left, sizes, table.prefill.ks, lambda size, k: cost.prefill_s(size, k))
+    # Graphs run padded, so between captured sizes a step costs what the next one does.
+    staircase = bool(table.captured_sizes)
+    _lines(left, table.prefill, cost.prefill_s, staircase=staircase)
     left.set(xlabel="prompt tokens n", title=f"prefill, prompts of {PROMPT_TOKENS:,} tokens")
-    _lines(right, table.decode.sizes, table.decode.ks, lambda size, k: cost.step_s(_decode_shape(size, k)))
+    _lines(right, table.decode, lambda size, k: cost.step_s(_decode_shape(size, k)), staircase=staircase)
     right.set(xlabel="sequences", title=f"decode, {CONTEXT_TOKENS:,} KV tokens a sequence")
     right.legend(title="k", fontsize="small")
     scheduling = "asynchronous" if async_scheduling else "synchronous"
@@ -118,16 +120,17 @@ def plot_profile(profile: Profile, out: Path, *, async_scheduling: bool) -> None
         raise OutputError(f"cannot write the picture to '{out}': {error}") from None
 
 
-def _lines(axes: Axes, sizes: Sequence[int], ks: Sequence[int], seconds: Any) -> None:
+def _lines(axes: Axes, grid: GridTable, seconds: Callable[[int, int], float], *, staircase: bool) -> None:
     from matplotlib import colormaps
 
     shades = colormaps["viridis"]
-    for index, k in enumerate(ks):
+    for index, k in enumerate(grid.ks):
         axes.plot(
-            sizes,
-            [seconds(size, k) * 1e3 for size in sizes],
+            grid.sizes,
+            [seconds(size, k) * 1e3 for size in grid.sizes],
             marker=".",
-            color=shades(0.92 * index / max(1, len(ks) - 1)),
+            drawstyle="steps-pre" if staircase else "default",
+            color=shades(0.92 * index / max(1, len(grid.ks) - 1)),
             label=str(k),
         )
     axes.set_xscale("log", base=2)

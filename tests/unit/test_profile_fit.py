@@ -1,0 +1,152 @@
+"""The fit recovers the engine that made the samples, and says what it cannot tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import LinearConstraint, lsq_linear, minimize
+
+from simmoe.errors import ProfileError
+from simmoe.profiles.fit import fit_table
+from simmoe.profiles.monotone import monotone_grid
+from simmoe.profiles.regression import fit_cells
+from simmoe.profiles.residuals import residuals
+from simmoe.profiles.samples import Sample
+from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
+from simmoe.profiles.synthetic import SyntheticEngine
+from simmoe.profiles.table import StepTable
+from simmoe.profiles.table_file import dump_table, parse_table
+
+
+def fit(engine: SyntheticEngine, samples: list[Sample]) -> StepTable:
+    table = fit_table([(engine.header(), samples)], "fitted", "synthetic", "a made-up engine")
+    return parse_table(dump_table(table).encode(), "fitted")
+
+
+def worst_step_error(table: StepTable, engine: SyntheticEngine) -> float:
+    cost = ProfileStepCost(Surfaces.of(table), async_scheduling=True)
+    shapes = {sample.shape for sample in engine.samples()}
+    return max(abs(cost.step_s(shape) / engine.step_s(shape) - 1) for shape in shapes)
+
+
+def test_without_noise_every_step_is_recovered() -> None:
+    engine = SyntheticEngine()
+    table = fit(engine, engine.samples())
+    assert worst_step_error(table, engine) < 1e-5
+    assert table.attention.prefill_pair_s == pytest.approx(engine.pair_s)
+    assert table.attention.mixed_seq_s == pytest.approx(engine.mixed_seq_s)
+    assert table.attention.mixed_kv_token_s == pytest.approx(engine.mixed_kv_token_s)
+    assert [slope for _, slope in table.decode_kv] == pytest.approx([engine.decode_kv_token_s] * len(table.decode_kv))
+    assert table.host["full"].base_s == pytest.approx(engine.host_s[0])
+    assert table.host["piecewise"].gap_s == pytest.approx(engine.gap_s)
+
+
+def test_the_step_clock_alone_suffices_for_asynchronous_steps() -> None:
+    engine = SyntheticEngine()
+    table = fit(engine, [sample for sample in engine.samples() if sample.clock == "step"])
+    assert worst_step_error(table, engine) < 1e-5
+
+
+def test_an_engine_bound_by_its_host_is_recovered_too() -> None:
+    engine = SyntheticEngine(host_s=(4e-3, 9e-3))
+    table = fit(engine, engine.samples())
+    assert table.provenance["fit"]["steps_bound_by_the_host"] > 50
+    assert worst_step_error(table, engine) < 1e-5
+
+
+def test_with_noise_the_table_is_as_good_as_the_noise() -> None:
+    noise = 0.02
+    engine = SyntheticEngine()
+    table = fit(engine, engine.samples(noise, seed=1))
+    exact = residuals(table, [(engine.header(), engine.samples())])
+    for row in exact:
+        assert abs(row.bias) < noise / 2, row
+        assert row.median < noise, row
+        assert row.p95 < 2.5 * noise, row
+    assert 0 < table.provenance["fit"]["monotone_projection_moved_at_most"]["decode"] < 4 * noise
+
+
+def test_held_out_samples_take_no_part() -> None:
+    engine = SyntheticEngine()
+    samples = engine.samples()
+    spoilt = [
+        replace(s, median_s=9.0, p10_s=9.0, p90_s=9.0) if s.held_out else s for s in samples
+    ]  # would ruin any fit they took part in
+    assert worst_step_error(fit(engine, spoilt), engine) < 1e-5
+    rows = residuals(fit(engine, spoilt), [(engine.header(), spoilt)])
+    assert min(row.median for row in rows if row.held_out) > 0.5 > max(row.p95 for row in rows if not row.held_out)
+
+
+def test_a_cell_not_measured_is_filled_and_marked() -> None:
+    engine = SyntheticEngine()
+    table = fit(engine, [s for s in engine.samples() if (s.shape.num_tokens, s.k) != (4096, 8)])
+    grid = table.prefill
+    i, j = grid.sizes.index(4096), grid.ks.index(8)
+    filled = grid.cells[i][j]
+    assert filled.repetitions == 0
+    assert grid.cells[i][j - 1].device_s < filled.device_s < grid.cells[i][j + 1].device_s
+    assert grid.cells[i][j - 1].repetitions > 0
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    engine = SyntheticEngine()
+    samples = engine.samples()
+    with pytest.raises(ProfileError, match="no sample files"):
+        fit_table([], "x", "synthetic", "x")
+    with pytest.raises(ProfileError, match="no prefill points"):
+        fit(engine, [s for s in samples if s.kind == "decode"])
+    with pytest.raises(ProfileError, match="no batch size was decoded at two contexts"):
+        fit(engine, [s for s in samples if s.kind != "decode" or s.decode_kv_tokens == 128 * s.num_decode_seqs])
+    other = replace(engine.header(), card="another card")
+    with pytest.raises(ProfileError, match="sample files disagree on card"):
+        fit_table([(engine.header(), samples), (other, samples)], "x", "synthetic", "x")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cells_and_terms_are_the_constrained_optimum(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    keys = [(int(a), int(b)) for a, b in rng.integers(0, 3, (40, 2))]
+    terms = rng.random((40, 3))
+    seconds = 1 + rng.random(40) + terms @ [0.5, -0.8, 0.0]
+    fitted = fit_cells(keys, terms, seconds)
+    names = sorted(set(keys))
+    design = np.hstack([np.array([[key == name for name in names] for key in keys], dtype=float), terms])
+    lower = np.r_[np.full(len(names), -np.inf), np.zeros(3)]
+    oracle = lsq_linear(design / seconds[:, None], np.ones(40), (lower, np.inf), tol=1e-13)
+    assert [fitted.cells[name] for name in names] == pytest.approx(oracle.x[: len(names)].tolist(), abs=1e-5)
+    assert fitted.values == pytest.approx(oracle.x[len(names) :], abs=1e-5)
+    assert fitted.values[1] == 0
+
+
+def test_a_term_that_never_varies_within_a_cell_is_left_to_the_cells() -> None:
+    fitted = fit_cells([1, 1, 2], [[5.0], [5.0], [9.0]], [1.0, 1.0, 2.0])
+    assert fitted.values.tolist() == [0.0]
+    assert fitted.cells == pytest.approx({1: 1.0, 2: 2.0})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_monotone_projection_is_the_nearest(seed: int) -> None:
+    values = np.exp(np.random.default_rng(seed).normal(size=(3, 4)) / 3)
+    projected, moved = monotone_grid(values)
+    assert (np.diff(projected, axis=0) >= 0).all() and (np.diff(projected, axis=1) >= 0).all()
+    assert moved == pytest.approx(np.abs(projected / values - 1).max())
+    logs = np.log(values).ravel()
+    neighbours = [(a, a + 1) for a in range(12) if a % 4 < 3] + [(a, a + 4) for a in range(8)]
+    above = np.array([[(at == b) - (at == a) for at in range(12)] for a, b in neighbours], dtype=float)
+    nearest = minimize(
+        lambda x: float(((x - logs) ** 2).sum()),
+        np.sort(logs),
+        method="SLSQP",
+        constraints=LinearConstraint(above, 0, np.inf),
+        options={"ftol": 1e-14, "maxiter": 1000},
+    )
+    assert np.log(projected).ravel() == pytest.approx(nearest.x, abs=1e-5)
+
+
+def test_a_monotone_grid_stays_as_it_is() -> None:
+    values = np.add.outer(np.arange(1.0, 5), np.arange(1.0, 4))
+    projected, moved = monotone_grid(values)
+    assert projected == pytest.approx(values)
+    assert moved == pytest.approx(0, abs=1e-12)

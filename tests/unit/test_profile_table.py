@@ -1,0 +1,145 @@
+"""Table files and the catalog: a fault is named with file, table, row and value."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simmoe.errors import OutputError, ProfileError, UsageError
+from simmoe.profiles.catalog import load_profile, profile_names, profile_path
+from simmoe.profiles.shape import StepCost, StepShape
+from simmoe.profiles.table_file import dump_table, read_table, write_table
+
+SYNTHETIC = "synthetic-olmoe-split4"
+PATH = profile_path(SYNTHETIC)
+
+
+def broken(tmp_path: Path, **change: Any) -> Path:
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps({**json.loads(PATH.read_text()), **change}))
+    return path
+
+
+def with_rows(table: str, rows: Any, columns: Any = None) -> dict[str, Any]:
+    content = json.loads(PATH.read_text())[table]
+    return {table: {"columns": columns or content["columns"], "rows": rows}}
+
+
+def test_a_table_is_written_as_it_was_read(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.json"
+    write_table(copy, read_table(PATH))
+    assert copy.read_bytes() == PATH.read_bytes()
+
+
+def test_one_row_a_line() -> None:
+    lines = PATH.read_text().splitlines()
+    rows = json.loads(PATH.read_text())["prefill"]["rows"]
+    assert sum(line.rstrip(",").strip() in {json.dumps(row) for row in rows} for line in lines) >= len(rows)
+
+
+GRID = [["num_tokens", "tokens"], ["k", "experts"], ["device_s", "s"], ["spread_s", "s"], ["repetitions", "count"]]
+KV = [["num_seqs", "sequences"], ["per_kv_token_s", "s/token"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 7}, "version 7"),
+        ({"format": "parquet"}, "is no profile"),
+        ({"status": "guessed"}, "status 'guessed'"),
+        ({"k_max": 0}, "k_max 0"),
+        ({"ingress_s": -0.1}, "ingress_s -0.1"),
+        ({"captured_sizes": [8, 4]}, "captured_sizes [8, 4]"),
+        ({"colour": "red"}, "unknown colour"),
+        ({"provenance": "trust me"}, "provenance"),
+        (with_rows("prefill", [[8, 1, 1e-3, 0.0, 1]], GRID[:2] + GRID[3:]), "no column 'device_s'"),
+        (
+            with_rows("prefill", [[8, 1, 1.0, 0.0, 1]], [*GRID[:2], ["device_s", "ms"], *GRID[3:]]),
+            "column 'device_s' is in 'ms'; it must be 's'",
+        ),
+        (with_rows("prefill", []), "table 'prefill' needs columns and rows"),
+        (with_rows("prefill", [[8, 1, float("nan"), 0.0, 1]]), "table 'prefill' row 1: device_s is nan"),
+        (with_rows("prefill", [[8, 1, -1e-3, 0.0, 1]]), "row 1: device_s is -0.001"),
+        (with_rows("prefill", [[8, 1, 0.0, 0.0, 1]]), "row 1 (num_tokens 8, k 1): device_s is 0.0"),
+        (with_rows("prefill", [[8.5, 1, 1e-3, 0.0, 1]]), "num_tokens is 8.5"),
+        (with_rows("prefill", [[8, 1, 1e-3, 0.0]]), "must have 5 values"),
+        (with_rows("prefill", [[8, 1, 1e-3, 0.0, 1]] * 2), "is there twice"),
+        (with_rows("prefill", [[8, 1, 1e-3, 0.0, 1], [16, 2, 2e-3, 0.0, 1]]), "(num_tokens 8, k 2) is missing"),
+        (
+            with_rows("decode", [[8, 1, 2e-3, 0.0, 1], [8, 2, 1e-3, 0.0, 1]]),
+            "(num_seqs 8, k 2): device_s 0.001 is below the 0.002 of (num_seqs 8, k 1)",
+        ),
+        (with_rows("decode_kv", [[1, 2e-8], [2, 1e-8]], KV), "table 'decode_kv' row 2"),
+        (with_rows("attention", [[0.0, 0.0, 0.0, 0.0]]), "mixed_kv_token_s 0.0 is below"),
+        (with_rows("attention", [[0.0, 0.0, 0.0, 1.0]] * 2), "has 2 rows"),
+        (with_rows("host", [["full", 1.0, 0.0, 0.0]]), "it must have ['full', 'piecewise', 'eager']"),
+        (
+            with_rows("host", [["full", 1.0, 0.0, 0.0], ["piecewise", 0.5, 0.0, 0.0], ["eager", 2.0, 0.0, 0.0]]),
+            "row 2 (piecewise): base_s 0.5 is below the 1.0 of 'full'",
+        ),
+    ],
+)
+def test_a_fault_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProfileError) as error:
+        read_table(broken(tmp_path, **change))
+    assert message in str(error.value)
+    assert "broken.json" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_table_or_file_is_named(tmp_path: Path) -> None:
+    content = json.loads(PATH.read_text())
+    del content["host"]
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    with pytest.raises(ProfileError, match="has no 'host'"):
+        read_table(tmp_path / "t.json")
+    (tmp_path / "t.json").write_text("{")
+    with pytest.raises(ProfileError, match="is not JSON"):
+        read_table(tmp_path / "t.json")
+    with pytest.raises(ProfileError, match="cannot read the profile"):
+        load_profile(str(tmp_path / "absent.json"))
+
+
+def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write the table"):
+        write_table(tmp_path / "file" / "t.json", read_table(PATH))
+
+
+def test_names_load_and_unknown_ones_suggest() -> None:
+    for name in profile_names():
+        profile = load_profile(name)
+        assert profile.name == name
+        assert len(dump_table(profile.table)) < 200_000
+    with pytest.raises(UsageError, match=f"did you mean '{SYNTHETIC}'"):
+        load_profile("synthetic-olmoe-split")
+
+
+def test_what_is_not_measured_says_so() -> None:
+    profile = load_profile(SYNTHETIC)
+    assert profile.status == "synthetic"
+    assert profile.label == f"{SYNTHETIC} (synthetic)"
+
+
+def test_a_profile_gives_fresh_costs_that_meet_the_protocol() -> None:
+    profile = load_profile(SYNTHETIC)
+    cost: StepCost = profile.cost()
+    assert cost.step_s(StepShape(0, 0, 0, 8, 800, 99)) > 0
+    assert profile.cost().extrapolated == {}
+    assert profile.cost(async_scheduling=False).step_s(StepShape(8, 36, 1)) > profile.cost().step_s(StepShape(8, 36, 1))
+
+
+def test_loading_needs_no_heavy_library() -> None:
+    import subprocess
+
+    script = (
+        "import sys; from simmoe.profiles.catalog import load_profile; "
+        f"load_profile('{SYNTHETIC}').cost().prefill_s(512, 8); "
+        "print([m for m in ('scipy', 'pandas', 'matplotlib', 'pyarrow') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
