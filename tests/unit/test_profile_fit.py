@@ -140,7 +140,7 @@ def test_the_monotone_projection_is_the_nearest(seed: int) -> None:
         np.sort(logs),
         method="SLSQP",
         constraints=LinearConstraint(above, 0, np.inf),
-        options={"ftol": 1e-14, "maxiter": 1000},
+        tol=1e-14,
     )
     assert np.log(projected).ravel() == pytest.approx(nearest.x, abs=1e-5)
 
