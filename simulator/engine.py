@@ -210,9 +210,11 @@ class Engine:
         totals.num_decode_tokens += decodes.num_seqs * num_steps
         totals.routed_slots += decodes.num_seqs * stretch.shape.k_exec * num_steps
         totals.qos_slots += decodes.sum_k_qos * num_steps
-        last = self._composed or self._executing
-        assert last is not None
+        first = self._executing
+        assert first is not None
+        last = self._composed or first
         if self.log is not None:
+            self.log.add(first)
             self.log.add_stretch(stretch, num_steps, last.num_waiting, last.num_running)
         scheduler.skip_decodes(num_steps)
         self._executing = self._stretch_step(stretch, num_steps, last)

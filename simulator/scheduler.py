@@ -71,8 +71,9 @@ class Scheduler:
         self._asker = asker
         self._waiting_view = WaitingView(self.waiting)
         self._running_view = RunningView(self)
-        self._last_outputs: list[tuple[int, int, SimRequest]] = []
-        """Heap of (finish step, row, request) over requests whose prompt is computed; stale after a preemption."""
+        self._last_outputs: list[tuple[int, int, int, SimRequest]] = []
+        """Heap of (finish step, row, preemptions, request) over requests whose prompt is computed; an entry is stale
+        once its request has been preempted since."""
         self._leaving: list[SimRequest] = []
         """Those whose last step has been composed and whose last token is not out yet, in order."""
 
@@ -161,7 +162,7 @@ class Scheduler:
         if self._leaving:
             return self._leaving[0].finish_step
         heap = self._last_outputs
-        while heap[0][2].finish_step != heap[0][0]:
+        while heap[0][3].num_preemptions != heap[0][2]:
             heappop(heap)
         return heap[0][0]
 
@@ -201,9 +202,9 @@ class Scheduler:
         """Drop from the decodes those whose last step is ``index`` or earlier."""
         heap = self._last_outputs
         while heap and heap[0][0] <= index:
-            finish_step, _, request = heappop(heap)
-            if request.finish_step != finish_step:
-                continue  # preempted since
+            _, _, num_preemptions, request = heappop(heap)
+            if request.num_preemptions != num_preemptions:
+                continue
             if request.active:
                 self.decodes.leave(request)
             self._leaving.append(request)
@@ -418,7 +419,7 @@ class Scheduler:
         """Record that step ``index`` completes the prompt: decodes follow from the next step on."""
         request.prefill_step = index
         request.finish_step = index + request.output_left - 1
-        heappush(self._last_outputs, (request.finish_step, request.row, request))
+        heappush(self._last_outputs, (request.finish_step, request.row, request.num_preemptions, request))
         if request.output_left > 1:
             self.decodes.join(request)
 

@@ -41,14 +41,13 @@ class StepLog:
         )
 
     def add_stretch(self, stretch: Stretch, num_steps: int, num_waiting: int, num_running: int) -> None:
-        """Add the first ``num_steps`` steps of a stretch."""
+        """Add steps 1 .. num_steps - 1 of a stretch; the first is the engine's own."""
         shape = stretch.shape
-        start = stretch.start_s
-        for position in range(num_steps):
+        for position in range(1, num_steps):
             self._rows.append(
                 (
                     self.dp_rank,
-                    start,
+                    float(stretch.ends[position - 1]),
                     float(stretch.durations[position]),
                     0,
                     shape.num_decode_seqs,
@@ -60,7 +59,6 @@ class StepLog:
                     MODE,
                 )
             )
-            start = float(stretch.ends[position])
 
     @staticmethod
     def columns(logs: list[StepLog]) -> Columns:

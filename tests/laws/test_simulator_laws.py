@@ -1,0 +1,265 @@
+"""What must hold for every workload, engine and policy the simulator is given."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simmoe.policies.registry import parse_policy
+from simmoe.profiles.shape import LinearStepCost
+from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
+from simmoe.simulator.result import SimResult
+from simmoe.simulator.scheduler import Scheduler
+from simmoe.simulator.simulation import simulate
+from simmoe.traces.workload import Workload
+from tests.support.reference_engine import ReferenceEngine, fates
+from tests.support.worlds import K_MAX, costs, engine_configs, workloads
+
+TIMES = ("dispatched_s", "scheduled_s", "first_token_s", "finished_s")
+BATCH = ("fifo", "tiers", "fixed-k", "tiers,max_wait_s=0.05")
+ROUTE = ("round-robin", "queue-aware", "vllm-0.32", "lanes")
+
+choices = st.builds(lambda batch, route: f"{batch}+{route}", st.sampled_from(BATCH), st.sampled_from(ROUTE))
+front_ends = st.builds(
+    FrontEndConfig,
+    publish_interval_s=st.sampled_from([0.0, 0.01, 0.1]),
+    num_front_ends=st.integers(1, 2),
+    ingress_s=st.sampled_from([0.0, 0.003]),
+    egress_s=st.sampled_from([0.0, 0.002]),
+)
+
+
+@st.composite
+def sim_configs(draw: st.DrawFn, **fixed: Any) -> SimConfig:
+    return SimConfig(
+        **{
+            "num_ranks": draw(st.integers(1, 3)),
+            "k_max": K_MAX,
+            "k_granularity": draw(st.sampled_from([1, 4])),
+            "engine": draw(engine_configs()),
+            "front_end": draw(front_ends),
+            "record_steps": True,
+            **fixed,
+        }
+    )
+
+
+def run(workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str, **options: Any) -> SimResult:
+    choice = parse_policy(policy)
+    return simulate(workload, config, cost, choice.batch, choice.route, **options)
+
+
+def assert_equal_tables(a: Any, b: Any) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@given(workloads(), engine_configs(), costs(), st.sampled_from(["fifo", "tiers", "fixed-k"]))
+@settings(max_examples=300, deadline=None)
+def test_agrees_with_vllms_rules_read_line_by_line(
+    workload: Workload, engine: EngineConfig, cost: LinearStepCost, policy: str
+) -> None:
+    config = SimConfig(num_ranks=1, k_max=K_MAX, engine=engine)
+    result = run(workload, config, cost, policy)
+    reference = ReferenceEngine(engine, _batch(policy, config, cost), cost)
+    expected = fates(reference.run(workload))
+    assert_equal_tables({name: result.requests[name] for name in expected}, expected)
+    assert result.ranks[0].num_steps == len(reference.steps)
+    assert result.ranks[0].routed_slots == sum(s.shape.num_tokens * s.shape.k_exec for s in reference.steps)
+
+
+@given(workloads(hashes=True), sim_configs(), costs(), choices, st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_fast_forward_is_bit_equal_to_step_by_step(
+    workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str, caching: bool
+) -> None:
+    config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, enable_prefix_caching=caching))
+    fast = run(workload, config, cost, policy)
+    slow = run(workload, dataclasses.replace(config, fast_forward=False), cost, policy)
+    assert_equal_tables(fast.requests, slow.requests)
+    assert fast.steps is not None and slow.steps is not None
+    assert_equal_tables(fast.steps, slow.steps)
+    assert fast.ranks == slow.ranks
+    assert (fast.end_s, fast.policy_state, fast.notes) == (slow.end_s, slow.policy_state, slow.notes)
+    unrecorded = run(workload, dataclasses.replace(config, record_steps=False), cost, policy)
+    assert_equal_tables(fast.requests, unrecorded.requests)
+    assert (fast.ranks, fast.policy_state) == (unrecorded.ranks, unrecorded.policy_state)
+
+
+@given(workloads(), sim_configs(), costs(), choices, st.floats(0.001, 0.5))
+@settings(max_examples=150, deadline=None)
+def test_stopping_the_clock_leaves_the_past_as_it_was(
+    workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str, horizon_s: float
+) -> None:
+    whole = run(workload, config, cost, policy)
+    cut = dataclasses.replace(config, max_time_s=horizon_s)
+    fast = run(workload, cut, cost, policy)
+    slow = run(workload, dataclasses.replace(cut, fast_forward=False), cost, policy)
+    assert_equal_tables(fast.requests, slow.requests)
+    assert fast.ranks == slow.ranks
+    egress = config.front_end.egress_s
+    for name in TIMES:
+        shift = egress if name in ("first_token_s", "finished_s") else 0.0
+        before = whole.requests[name] - shift < horizon_s
+        np.testing.assert_array_equal(fast.requests[name][before], whole.requests[name][before])
+        assert np.isnan(fast.requests[name][~before]).all()
+
+
+@given(workloads(hashes=True), sim_configs(), costs(), choices, st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_requests_and_blocks_are_conserved_after_each_step(
+    workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str, caching: bool
+) -> None:
+    config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, enable_prefix_caching=caching))
+    schedulers: dict[int, Scheduler] = {}
+
+    def check(scheduler: Scheduler) -> None:
+        scheduler.check_integrity()
+        schedulers[scheduler.dp_rank] = scheduler
+
+    result = run(workload, config, cost, policy, after_compose=check)
+    counts = result.record({}).counts()
+    assert counts["injected"] == len(workload) == counts["finished"] + counts["rejected"]
+    for scheduler in schedulers.values():
+        assert scheduler.pool.num_used_blocks == 0
+        assert not scheduler.running and not scheduler.waiting
+
+
+@given(workloads(), sim_configs(), costs(), choices)
+@settings(max_examples=200, deadline=None)
+def test_steps_keep_within_the_engines_limits(
+    workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
+) -> None:
+    result = run(workload, config, cost, policy)
+    steps = result.steps
+    assert steps is not None
+    tokens = steps["num_prefill_tokens"] + steps["num_decode_tokens"]
+    assert (tokens <= config.engine.max_num_batched_tokens).all()
+    assert (tokens >= 1).all()
+    assert (steps["num_running"] <= config.engine.max_num_seqs).all()
+    assert (steps["duration_s"] > 0).all(), "no event storm at one instant"
+    assert (steps["k_exec"] <= config.k_max).all()
+    np.testing.assert_array_equal(steps["routed_slots"], tokens * steps["k_exec"])
+    for rank, totals in enumerate(result.ranks):
+        mine = steps["dp_rank"] == rank
+        assert totals.num_steps == mine.sum()
+        assert totals.routed_slots == steps["routed_slots"][mine].sum()
+        assert totals.routed_slots >= totals.qos_slots, "uniform execution serves at least what was asked for"
+        starts, ends = steps["start_s"][mine], (steps["start_s"] + steps["duration_s"])[mine]
+        assert (starts[1:] >= ends[:-1]).all(), "a rank runs one step at a time"
+
+
+@given(workloads(), sim_configs(k_granularity=1), costs(), choices)
+@settings(max_examples=200, deadline=None)
+def test_every_scheduled_request_gets_at_least_its_budget(
+    workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
+) -> None:
+    result = run(workload, config, cost, policy)
+    steps, requests = result.steps, result.requests
+    assert steps is not None
+    for row in np.flatnonzero(requests["status"] == "finished"):
+        # From the first start to the last token the request is in every step of its rank, unless it was preempted.
+        if requests["num_preemptions"][row]:
+            continue
+        inside = (
+            (steps["dp_rank"] == requests["dp_rank"][row])
+            & (steps["start_s"] >= requests["scheduled_s"][row])
+            & (steps["start_s"] + steps["duration_s"] <= requests["finished_s"][row] - config.front_end.egress_s)
+        )
+        assert (steps["k_exec"][inside] >= requests["k_qos"][row]).all()
+
+
+@given(workloads(), sim_configs(), costs(), choices)
+@settings(max_examples=200, deadline=None)
+def test_phases_follow_one_another_and_every_request_leaves(
+    workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
+) -> None:
+    result = run(workload, config, cost, policy)
+    requests = result.requests
+    done = requests["status"] == "finished"
+    times = np.column_stack([requests["arrival_s"], *(requests[name] for name in TIMES)])[done]
+    assert np.isfinite(times).all()
+    assert (np.diff(times, axis=1) >= 0).all()
+    np.testing.assert_allclose(np.diff(times, axis=1).sum(axis=1), times[:, -1] - times[:, 0], rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(
+        requests["dispatched_s"][done], requests["arrival_s"][done] + config.front_end.ingress_s
+    )
+    assert np.isnan(requests["dispatched_s"][requests["status"] == "rejected"]).all()
+    one = done & (requests["output_tokens"] == 1)
+    np.testing.assert_array_equal(requests["first_token_s"][one], requests["finished_s"][one])
+
+
+@given(workloads(), engine_configs(num_gpu_blocks=2000), costs(), st.sampled_from(["fifo", "tiers", "fixed-k"]))
+@settings(max_examples=200, deadline=None)
+def test_first_come_first_served_within_a_tier(
+    workload: Workload, engine: EngineConfig, cost: LinearStepCost, policy: str
+) -> None:
+    config = SimConfig(num_ranks=1, k_max=K_MAX, engine=engine)
+    requests = run(workload, config, cost, policy).requests
+    for k in range(1, K_MAX + 1):
+        tier = (requests["k_qos"] == k) & (requests["status"] == "finished")
+        assert (np.diff(requests["scheduled_s"][tier]) >= 0).all()
+
+
+@given(workloads(), sim_configs(), costs(), choices)
+@settings(max_examples=150, deadline=None)
+def test_never_idle_with_admissible_work(
+    workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
+) -> None:
+    result = run(workload, config, cost, policy)
+    steps, requests = result.steps, result.requests
+    assert steps is not None
+    for rank in range(config.num_ranks):
+        mine = steps["dp_rank"] == rank
+        starts = steps["start_s"][mine]
+        ends = starts + steps["duration_s"][mine]
+        here = (requests["dp_rank"] == rank) & (requests["status"] == "finished")
+        present = requests["dispatched_s"][here]
+        gone = requests["finished_s"][here] - config.front_end.egress_s
+        # Between two steps that do not touch, nobody is present.
+        for left, right in zip(ends[:-1], starts[1:], strict=True):
+            if right > left + 1e-12:
+                assert not ((present < right - 1e-12) & (gone > left + 1e-12)).any()
+
+
+@pytest.mark.parametrize("policy", ["tiers,max_wait_s=0.5"])
+def test_aging_bounds_how_long_low_tiers_may_pass_a_high_budget_request(policy: str) -> None:
+    """A stream of k=1 prompts that saturates the rank, and one k=8 request: it enters once it has waited its time."""
+    size = 400
+    workload = Workload(
+        request_id=[str(row) for row in range(size)],
+        arrival_s=np.concatenate(([0.0, 0.0, 0.0], 0.004 * np.arange(1, size - 2))),
+        prompt_tokens=np.full(size, 64, dtype=np.int64),
+        output_tokens=np.full(size, 8, dtype=np.int64),
+        k_qos=np.array([1, 1, 8] + [1] * (size - 3), dtype=np.int64),
+    )
+    engine = EngineConfig(max_num_seqs=2, max_num_batched_tokens=128, async_scheduling=False)
+    cost = LinearStepCost(base_s=0.004)
+    bounded = run(workload, SimConfig(k_max=8, engine=engine), cost, policy).requests
+    unbounded = run(workload, SimConfig(k_max=8, engine=engine), cost, "tiers").requests
+    service_s = 10 * (0.004 + 1e-3)
+    assert bounded["scheduled_s"][2] <= 0.5 + service_s
+    assert unbounded["scheduled_s"][2] > 2 * bounded["scheduled_s"][2]
+
+
+def _batch(policy: str, config: SimConfig, cost: LinearStepCost) -> Any:
+    from simmoe.policies.protocols import PolicyContext
+
+    engine = config.engine
+    return parse_policy(policy).batch(
+        PolicyContext(
+            prefill_s=cost.prefill_s,
+            k_min=1,
+            k_max=config.k_max,
+            num_ranks=1,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            enable_chunked_prefill=engine.enable_chunked_prefill,
+        )
+    )

@@ -1,0 +1,69 @@
+"""Hypothesis strategies for small worlds in which everything happens: preemption, chunking, rejection, bursts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from simmoe.profiles.shape import LinearStepCost
+from simmoe.simulator.config import EngineConfig
+from simmoe.traces.workload import Workload
+
+K_MAX = 8
+
+
+@st.composite
+def workloads(draw: st.DrawFn, max_requests: int = 14, hashes: bool = False) -> Workload:
+    """Up to ``max_requests`` requests whose arrivals bunch up, coincide, and leave gaps."""
+    size = draw(st.integers(1, max_requests))
+    gaps = draw(st.lists(st.sampled_from([0.0, 0.001, 0.004, 0.0173, 0.3]), min_size=size - 1, max_size=size - 1))
+
+    def column(low: int, high: int) -> npt.NDArray[np.int64]:
+        return np.array(draw(st.lists(st.integers(low, high), min_size=size, max_size=size)), dtype=np.int64)
+
+    prompts = column(1, 60)
+    prefix = None
+    if hashes:
+        families = draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
+        prefix = [
+            tuple(100 * family + block for block in range(-(-int(prompt) // 8)))
+            for family, prompt in zip(families, prompts, strict=True)
+        ]
+    return Workload(
+        request_id=[str(row) for row in range(size)],
+        arrival_s=np.concatenate(([0.0], np.cumsum(gaps))),
+        prompt_tokens=prompts,
+        output_tokens=column(1, 40),
+        k_qos=column(1, K_MAX),
+        prefix_hashes=prefix,
+        prefix_block_tokens=8,
+    )
+
+
+@st.composite
+def engine_configs(draw: st.DrawFn, **fixed: Any) -> EngineConfig:
+    """Engines with little room: every limit binds sooner or later."""
+    max_num_seqs = draw(st.integers(1, 8))
+    settings: dict[str, Any] = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": draw(st.integers(max_num_seqs, 70)),
+        "enable_chunked_prefill": draw(st.booleans()),
+        "block_size": draw(st.sampled_from([1, 2, 4])),
+        "num_gpu_blocks": draw(st.integers(8, 60)),
+        "async_scheduling": draw(st.booleans()),
+        "watermark": draw(st.sampled_from([0.0, 0.05])),
+    }
+    return EngineConfig(**{**settings, **fixed})
+
+
+def costs() -> st.SearchStrategy[LinearStepCost]:
+    """Step costs in which budgets, tokens and KV all show."""
+    return st.builds(
+        LinearStepCost,
+        base_s=st.sampled_from([1e-4, 0.004, 0.0113]),
+        per_pair_s=st.sampled_from([0.0, 1e-5, 3.3e-6]),
+        per_kv_s=st.sampled_from([0.0, 1e-6, 7.7e-7]),
+    )
