@@ -74,7 +74,9 @@ class Lanes:
             starts = [start for _ in starts]
         rule = BoundaryRule(window, hysteresis, hysteresis_growth, min_gap, cooldown_s)
         self._k_min, self._k_max = k_min, k_max
-        self._lane_of = [(rank * lanes + lanes - 1) // num_ranks for rank in range(num_ranks)]
+        size, spare = divmod(num_ranks, lanes)
+        self._lane_of = [lane for lane in range(lanes) for _ in range(size + (lane >= lanes - spare))]
+        """Lane of each rank."""
         self._boundaries = [Boundary(b, rule) for b in starts]
         self._adaptive = adaptive
         self._bypass = bypass
