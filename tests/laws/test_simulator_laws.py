@@ -35,7 +35,7 @@ front_ends = st.builds(
 
 
 @st.composite
-def sim_configs(draw: st.DrawFn, **fixed: Any) -> SimConfig:
+def sim_configs(draw: st.DrawFn, /, **fixed: Any) -> SimConfig:
     return SimConfig(
         **{
             "num_ranks": draw(st.integers(1, 3)),

@@ -44,7 +44,7 @@ def workloads(draw: st.DrawFn, max_requests: int = 14, hashes: bool = False) -> 
 
 
 @st.composite
-def engine_configs(draw: st.DrawFn, **fixed: Any) -> EngineConfig:
+def engine_configs(draw: st.DrawFn, /, **fixed: Any) -> EngineConfig:
     """Engines with little room: every limit binds sooner or later."""
     max_num_seqs = draw(st.integers(1, 8))
     settings: dict[str, Any] = {
