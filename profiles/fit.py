@@ -24,7 +24,7 @@ import numpy as np
 from simmoe.errors import ProfileError
 from simmoe.profiles.monotone import monotone_grid
 from simmoe.profiles.regression import fit_cells
-from simmoe.profiles.residuals import residuals
+from simmoe.profiles.residuals import Residual, residuals
 from simmoe.profiles.samples import Sample, SampleHeader
 from simmoe.profiles.table import PATHS, Attention, Cell, GridTable, HostShare, StepTable
 
@@ -60,7 +60,7 @@ class _Device(NamedTuple):
     """Largest relative change the monotone projection made."""
 
 
-def fit_table(runs: Sequence[Run], name: str, status: str, summary: str) -> StepTable:
+def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorded: Sequence[Sample] = ()) -> StepTable:
     """Fit one table to the samples of one engine.
 
     Args:
@@ -68,6 +68,7 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str) -> Step
         name: of the profile.
         status: one of table.STATUSES.
         summary: one line on model, card and execution mode.
+        recorded: steps of real runs of the same engine, asynchronously scheduled; the table is checked on them.
     Raises:
         ProfileError: runs of different engines, or no points of a kind that is needed.
     """
@@ -119,13 +120,25 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str) -> Step
         host={path: hosts[path]._replace(gap_s=gaps.get(path, gaps["piecewise"])) for path in paths},
         provenance={},
     )
-    fit = {
+    facts = {
         "steps_bound_by_the_device": len(bound),
         "steps_bound_by_the_host": len(steps) - len(bound),
         "monotone_projection_moved_at_most": {"prefill": prefill.moved, "decode": decode.moved},
-        "residuals": [row._asdict() for row in residuals(table, runs)],
+        "residuals": [row._asdict() for row in _checks(table, runs, recorded)],
     }
-    return replace(table, provenance={"runs": [asdict(head) for head, _ in runs], "fit": fit})
+    return replace(table, provenance={"runs": [asdict(head) for head, _ in runs], "fit": facts})
+
+
+def _checks(table: StepTable, runs: Sequence[Run], recorded: Sequence[Sample]) -> list[Residual]:
+    rows: list[Residual] = []
+    for header, samples in runs:
+        scheduling = header.async_scheduling
+        note = "" if scheduling else ", synchronous"
+        fitted = [sample for sample in samples if not sample.held_out]
+        held_out = [sample for sample in samples if sample.held_out]
+        rows += residuals(table, fitted, async_scheduling=scheduling, source=f"fitted{note}")
+        rows += residuals(table, held_out, async_scheduling=scheduling, source=f"held out{note}")
+    return rows + residuals(table, recorded, async_scheduling=True, source="recorded")
 
 
 def _shared_header(runs: Sequence[Run]) -> SampleHeader:

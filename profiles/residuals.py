@@ -1,14 +1,14 @@
-"""Predicted against measured: how far a table is from samples, by kind, clock, and whether they were fitted."""
+"""Predicted against measured: how far a table is from samples, by kind and clock."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from simmoe.profiles.samples import Sample, SampleHeader
+from simmoe.profiles.samples import Sample
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import HostShare, StepTable
 
@@ -17,8 +17,10 @@ class Residual(NamedTuple):
     """Relative errors, predicted / measured - 1, of one group of samples."""
 
     kind: str
+    """Of step: prefill, decode or mixed."""
     clock: str
-    held_out: bool
+    source: str
+    """'fitted': points of the fit; 'held out': points kept from it; 'recorded': steps of a recorded run."""
     num_samples: int
     bias: float
     """Mean."""
@@ -28,21 +30,19 @@ class Residual(NamedTuple):
     """95th percentile of the absolute value."""
 
 
-def residuals(table: StepTable, runs: Sequence[tuple[SampleHeader, Sequence[Sample]]]) -> list[Residual]:
-    """Return one row a group of samples under the device and the step clock."""
-    groups: dict[tuple[str, str, bool], list[float]] = {}
-    for header, samples in runs:
-        predictor = Predictor(table, header.async_scheduling)
-        for sample in samples:
-            if sample.clock != "host":
-                seconds = predictor.device_s(sample) if sample.clock == "device" else predictor.step_s(sample)
-                error = seconds / sample.median_s - 1
-                groups.setdefault((sample.kind, sample.clock, sample.held_out), []).append(error)
+def residuals(table: StepTable, samples: Iterable[Sample], *, async_scheduling: bool, source: str) -> list[Residual]:
+    """Return one row a kind and clock; the host clock, whose share is inside the step clock's, is left out."""
+    predictor = Predictor(table, async_scheduling)
+    groups: dict[tuple[str, str], list[float]] = {}
+    for sample in samples:
+        if sample.clock != "host":
+            seconds = predictor.device_s(sample) if sample.clock == "device" else predictor.step_s(sample)
+            groups.setdefault((sample.kind, sample.clock), []).append(seconds / sample.median_s - 1)
     rows = []
-    for (kind, clock, held_out), errors in sorted(groups.items()):
+    for (kind, clock), errors in sorted(groups.items()):
         absolute = np.abs(errors)
-        bias, median, p95 = np.mean(errors), np.median(absolute), np.quantile(absolute, 0.95)
-        rows.append(Residual(kind, clock, held_out, len(errors), *(round(float(v), 5) for v in (bias, median, p95))))
+        values = (np.mean(errors), np.median(absolute), np.quantile(absolute, 0.95))
+        rows.append(Residual(kind, clock, source, len(errors), *(round(float(value), 5) + 0.0 for value in values)))
     return rows
 
 

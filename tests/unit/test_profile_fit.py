@@ -61,8 +61,7 @@ def test_with_noise_the_table_is_as_good_as_the_noise() -> None:
     noise = 0.02
     engine = SyntheticEngine()
     table = fit(engine, engine.samples(noise, seed=1))
-    exact = residuals(table, [(engine.header(), engine.samples())])
-    for row in exact:
+    for row in residuals(table, engine.samples(), async_scheduling=True, source="exact"):
         assert abs(row.bias) < noise / 2, row
         assert row.median < noise, row
         assert row.p95 < 2.5 * noise, row
@@ -76,8 +75,9 @@ def test_held_out_samples_take_no_part() -> None:
         replace(s, median_s=9.0, p10_s=9.0, p90_s=9.0) if s.held_out else s for s in samples
     ]  # would ruin any fit they took part in
     assert worst_step_error(fit(engine, spoilt), engine) < 1e-5
-    rows = residuals(fit(engine, spoilt), [(engine.header(), spoilt)])
-    assert min(row.median for row in rows if row.held_out) > 0.5 > max(row.p95 for row in rows if not row.held_out)
+    rows = fit(engine, spoilt).provenance["fit"]["residuals"]
+    assert {row["source"] for row in rows} == {"fitted", "held out"}
+    assert all((row["p95"] > 0.5) == (row["source"] == "held out") for row in rows)
 
 
 def test_a_cell_not_measured_is_filled_and_marked() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from simmoe.errors import UsageError
+
 
 @click.group()
 def profile() -> None:
@@ -69,18 +71,26 @@ def plot(name: str | None, out: Path, sync: bool) -> None:
     "--synthetic", is_flag=True, help="Mark the table as made up: for samples that no engine was measured for."
 )
 def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None, synthetic: bool) -> None:
-    """Fit a table to RAW sample files of one engine, and print how far it is from them."""
+    """Fit a table to RAW sample files of one engine, and print how far it is from them.
+
+    Recordings among RAW take no part in the fit; the table is checked on their steps.
+    """
     from rich.console import Console
 
     from simmoe.commands.profile_view import residual_table
     from simmoe.profiles.fit import fit_table
+    from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps
     from simmoe.profiles.samples import read_samples
     from simmoe.profiles.table_file import write_table
 
-    runs = [read_samples(path) for path in raw]
+    runs = [read_samples(path) for path in raw if not is_recording(path)]
+    if not runs:
+        raise UsageError(f"no sample file among {', '.join(map(str, raw))}; a table is fitted to at least one")
     header = runs[0][0]
+    recorded = [step for path in raw if is_recording(path) for step in read_recorded_steps(path, header.captured_sizes)]
     status = "synthetic" if synthetic else "measured"
-    table = fit_table(runs, name or out.stem, status, summary or f"{header.model} on {header.card}, {header.graphs}")
+    summary = summary or f"{header.model} on {header.card}"
+    table = fit_table(runs, name or out.stem, status, summary, recorded)
     write_table(out, table)
     Console().print(residual_table(table.provenance["fit"]["residuals"]))
     click.echo(f"wrote {out}", err=True)

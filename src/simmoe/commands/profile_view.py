@@ -82,13 +82,13 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
 def residual_table(residuals: Sequence[Mapping[str, Any]]) -> Table:
     """Return the fit's relative errors, one row a group of samples."""
     rows = Table(title="predicted / measured - 1", title_justify="left")
-    for name in ("steps", "clock", "took part in the fit"):
+    for name in ("steps", "clock", "samples"):
         rows.add_column(name)
-    for name in ("samples", "bias", "median |error|", "p95 |error|"):
+    for name in ("number", "bias", "median |error|", "p95 |error|"):
         rows.add_column(name, justify="right")
     for row in residuals:
         errors = (f"{row[name] * 100:.2f}%" for name in ("bias", "median", "p95"))
-        rows.add_row(row["kind"], row["clock"], "no" if row["held_out"] else "yes", str(row["num_samples"]), *errors)
+        rows.add_row(row["kind"], row["clock"], row["source"], str(row["num_samples"]), *errors)
     return rows
 
 

@@ -1,0 +1,117 @@
+"""Steps of a recorded continuous-batching run, as samples that no fit may use.
+
+A recording is JSON lines: a header that names the columns, then a line a recording's name, request or step, as
+``simmoe.live.measure`` writes them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from simmoe.errors import ProfileError
+from simmoe.profiles.samples import Kind, Mode, Sample
+
+FORMAT = "simmoe-recording"
+VERSION = 1
+
+_COLUMNS = (
+    "start_s",
+    "output_s",
+    "num_prefill_tokens",
+    "prefill_kv_pairs",
+    "num_prefill_seqs",
+    "num_decode_seqs",
+    "decode_kv_tokens",
+    "k_exec",
+)
+
+
+def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[Sample]:
+    """Return the steps that followed another without a pause, with the seconds between their outputs.
+
+    A step counts when it was scheduled before the output of the one before arrived: the engine was kept busy, its
+    scheduling asynchronous, and nothing but the step itself decided when it ended.
+
+    Args:
+        path: JSON lines, gzipped when the name ends in ``.gz``.
+        captured_sizes: of the engine that was recorded, ascending.
+    Raises:
+        ProfileError: names the file, the line and what is wrong with it.
+    """
+    name, source = os.fspath(path), Path(path)
+    try:
+        content = source.read_bytes()
+        text = (gzip.decompress(content) if source.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ProfileError(f"cannot read the recording '{name}': {error}") from None
+    largest = captured_sizes[-1] if captured_sizes else 0
+    samples: list[Sample] = []
+    before: dict[str, Any] | None = None
+    for number, step in _steps(text, name):
+        if step is not None and before is not None and step["start_s"] <= before["output_s"]:
+            try:
+                samples.append(_sample(step, step["output_s"] - before["output_s"], largest))
+            except ProfileError as error:
+                raise ProfileError(f"'{name}' line {number}: {error}") from None
+        before = step
+    return samples
+
+
+def is_recording(path: str | os.PathLike[str]) -> bool:
+    """Whether a file's first line says it is a recording."""
+    source = Path(path)
+    try:
+        with gzip.open(source, "rt") if source.suffix == ".gz" else source.open() as file:
+            return bool(json.loads(file.readline()).get("format") == FORMAT)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _steps(text: str, name: str) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield each step's line number and columns; None in their place where another recording begins."""
+    columns: list[str] | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ProfileError(f"'{name}' line {number} is not JSON: {error}") from None
+        if columns is None:
+            if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("version") != VERSION:
+                raise ProfileError(f"'{name}' is no recording of version {VERSION}: see its first line")
+            columns = record.get("steps", [])
+            missing = [column for column in _COLUMNS if column not in columns]
+            if missing:
+                raise ProfileError(f"'{name}' records steps without {', '.join(missing)}")
+        elif isinstance(record, dict):
+            yield number, None
+        elif record[0] == "step":
+            if len(record) != len(columns) + 1:
+                raise ProfileError(f"'{name}' line {number} has {len(record) - 1} values for {len(columns)} columns")
+            yield number, dict(zip(columns, record[1:], strict=True))
+
+
+def _sample(step: dict[str, Any], seconds: float, largest_captured: int) -> Sample:
+    tokens, decodes = step["num_prefill_tokens"], step["num_decode_seqs"]
+    kind: Kind = "decode" if not tokens else "mixed" if decodes else "prefill"
+    mode: Mode = "graphs" if tokens + decodes <= largest_captured else "eager"
+    return Sample(
+        kind=kind,
+        num_prefill_tokens=tokens,
+        num_prefill_seqs=step["num_prefill_seqs"],
+        prefill_kv_pairs=step["prefill_kv_pairs"],
+        num_decode_seqs=decodes,
+        decode_kv_tokens=step["decode_kv_tokens"],
+        k=step["k_exec"],
+        mode=mode,
+        clock="step",
+        repetitions=1,
+        median_s=seconds,
+        p10_s=seconds,
+        p90_s=seconds,
+        held_out=True,
+    )

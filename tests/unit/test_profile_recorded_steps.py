@@ -1,0 +1,76 @@
+"""Steps of a recorded run become samples only where nothing but the step decided how long it took."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simmoe.errors import ProfileError
+from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps
+from simmoe.profiles.shape import StepShape
+
+COLUMNS = [
+    "start_s",
+    "output_s",
+    "num_prefill_tokens",
+    "prefill_kv_pairs",
+    "num_prefill_seqs",
+    "num_decode_seqs",
+    "decode_kv_tokens",
+    "k_exec",
+    "num_waiting",
+]
+HEAD = {"format": "simmoe-recording", "version": 1, "steps": COLUMNS, "requests": []}
+FIRST = ["step", 0.0, 0.010, 8, 36, 1, 0, 0, 4, 0]
+BUSY = ["step", 0.005, 0.016, 0, 0, 0, 2, 40, 8, 3]
+IDLE_BEFORE = ["step", 0.017, 0.030, 8, 36, 1, 1, 20, 4, 0]
+
+
+def written(tmp_path: Path, *lines: Any) -> Path:
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+def test_only_steps_that_followed_without_a_pause_count(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, HEAD, {"recording": "a"}, ["request", 1], FIRST, BUSY, IDLE_BEFORE, {"recording": "b"}, BUSY
+    )
+    (sample,) = read_recorded_steps(path, [1, 2, 4])
+    assert sample.shape == StepShape(0, 0, 0, 2, 40, 8)
+    assert sample.median_s == pytest.approx(0.006)
+    assert (sample.kind, sample.mode, sample.clock, sample.held_out) == ("decode", "graphs", "step", True)
+
+
+def test_a_step_above_the_captured_sizes_ran_eagerly(tmp_path: Path) -> None:
+    path = written(tmp_path, HEAD, FIRST, BUSY)
+    assert read_recorded_steps(path, [1])[0].mode == read_recorded_steps(path, [])[0].mode == "eager"
+
+
+def test_gzipped_recordings_are_read_and_recognised(tmp_path: Path) -> None:
+    path = written(tmp_path, HEAD, FIRST, BUSY)
+    packed = tmp_path / "run.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_recorded_steps(packed, [4]) == read_recorded_steps(path, [4])
+    assert is_recording(packed) and is_recording(path)
+    assert not is_recording(tmp_path / "absent.jsonl") and not is_recording(Path(__file__))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([{"format": "csv"}], "is no recording of version 1"),
+        ([{**HEAD, "version": 2}], "is no recording of version 1"),
+        ([{**HEAD, "steps": COLUMNS[:-2]}], "records steps without k_exec"),
+        ([HEAD, FIRST[:-1]], "line 2 has 8 values for 9 columns"),
+        ([HEAD, FIRST, [*BUSY[:8], 0, 3]], "line 3: k is 0"),
+    ],
+)
+def test_a_fault_is_named(tmp_path: Path, lines: list[Any], message: str) -> None:
+    with pytest.raises(ProfileError, match=message) as error:
+        read_recorded_steps(written(tmp_path, *lines), [4])
+    assert "run.jsonl" in str(error.value)
