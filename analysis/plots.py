@@ -132,7 +132,7 @@ def _draw_panel(ax: Axes, grid: SweepGrid, panel: Panel) -> None:
         low = np.maximum(mean - half, mean * 1e-2) if panel.log else mean - half  # a log axis has no room below 0
         ax.fill_between(x, low, mean + half, color=colour, alpha=0.16, linewidth=0)
         ax.plot(x, mean, color=colour, marker=marker, linestyle=dash, label=policy, zorder=3)
-    if panel.log:
+    if panel.log and np.isfinite(estimate.mean).any():
         _label_log_axis(ax)
     ax.set_xlim(0, x[-1] * 1.05)
     capacity = grid.capacity_per_s

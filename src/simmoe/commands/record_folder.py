@@ -23,6 +23,8 @@ def record_folder(out: str) -> Iterator[Path]:
         OutputError: it cannot be created or written, is a file, or holds something that is no run record.
     """
     folder = Path(out)
+    if folder.is_file():
+        raise OutputError(f"'{folder}' is a file, not a folder; choose another --out")
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from simmoe.commands.notes import describe_extrapolation, describe_profile, desc
 from simmoe.commands.record_folder import record_folder
 from simmoe.commands.run_summary import format_summary
 from simmoe.commands.workload_options import spec_from_options, workload_options
-from simmoe.errors import PolicyError
+from simmoe.errors import PolicyError, UsageError
 from simmoe.policies.registry import PolicyChoice, parse_policy
 from simmoe.records import write_record
 from simmoe.simulator.simulation import simulate
@@ -44,6 +44,8 @@ def run(
 ) -> None:
     """Simulate one workload under one policy."""
     slo = take_slo(options)
+    if max_time_s is not None and not 0 < max_time_s < float("inf"):
+        raise UsageError(f"--max-time-s is {max_time_s}; it must be a number of seconds above 0")
     deployment = resolve_deployment(
         take_deployment(options), record_steps=record_steps, fast_forward=not step_by_step, max_time_s=max_time_s
     )

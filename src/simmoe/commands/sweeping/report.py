@@ -9,6 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from simmoe.analysis.grid import GridRow, SweepGrid
 from simmoe.analysis.metrics import METRICS, PERCENTILES
 from simmoe.analysis.plots import plot_sweep
@@ -80,8 +82,8 @@ def _parquet(result: StudyResult) -> bytes:
         "seed": pa.array([cell.workload.seed for cell, _ in result.cells], pa.int64()),
     }
     for name in METRICS:
-        column = [found.metrics[name] for _, found in result.cells]
-        columns[name] = pa.array(column, pa.float64(), from_pandas=True)  # NaN becomes null
+        column = np.array([found.metrics[name] for _, found in result.cells], np.float64)
+        columns[name] = pa.array(column, pa.float64(), mask=np.isnan(column))
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink, compression="zstd")
     return sink.getvalue()

@@ -34,6 +34,8 @@ class SweepStore:
         self._content = (json.dumps(inputs, indent=2, sort_keys=True) + "\n").encode()
 
     def __enter__(self) -> Self:
+        if self.folder.is_file():
+            raise OutputError(f"'{self.folder}' is a file, not a folder; choose another --out")
         if self.folder.is_dir() and not (self.folder / INPUTS).exists() and any(self.folder.iterdir()):
             raise OutputError(f"'{self.folder}' is not empty and holds no sweep; choose another --out")
         try:
