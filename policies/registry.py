@@ -21,8 +21,8 @@ from simmoe.policies.protocols import BatchPolicy, PolicyContext, RoutePolicy
 DEFAULTS: Mapping[Kind, str] = {"batch": "fifo", "route": "queue-aware"}
 
 _HEAD = r"(?:[A-Za-z][\w.-]*|[^,]*?\.py:[A-Za-z_]\w*)"
-_PART = rf"{_HEAD}(?:,[^,]*?)*?"
-_CHOICE = re.compile(rf"(?P<first>{_PART})(?:\+(?P<second>{_PART}))?")
+_PART = rf"\s*{_HEAD}\s*(?:,[^,]*?)*?"
+_CHOICE = re.compile(rf"({_PART})(?:\+({_PART}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def parse_parts(text: str) -> list[PolicyPart]:
     Raises:
         UsageError, PolicyError: as :func:`parse_policy`.
     """
-    match = _CHOICE.fullmatch(text.strip())
+    match = _CHOICE.fullmatch(text)
     if match is None:
         raise UsageError(
             f"'{text}' names no policy; write NAME[,key=value...], or BATCH+ROUTE, where a name may be "

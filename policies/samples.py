@@ -73,15 +73,19 @@ def sample_views(
         num_running = (0, 3, context.max_num_seqs - 1)[index % 3]
         num_preempted = min(num_waiting, (0, 0, 0, 2)[index % 4])
         one_tier = index % 7 == 0
+        size = num_waiting + num_running
+        arrivals_s = rng.uniform(0, now_s, size).round(1).tolist()
+        prompts = rng.choice([1, 17, 300, 1144, context.max_num_batched_tokens + 5], size).tolist()
+        budgets = rng.integers(context.k_min, context.k_max + 1, size).tolist()
         requests = [
             make_request(
                 request_id=f"r{index}-{i}",
-                arrival_s=round(float(rng.uniform(0, now_s)), 1),
-                prompt_tokens=int(rng.choice([1, 17, 300, 1144, context.max_num_batched_tokens + 5])),
+                arrival_s=arrivals_s[i],
+                prompt_tokens=prompts[i],
                 num_computed_tokens=0,
-                k_qos=context.k_max if one_tier else int(rng.integers(context.k_min, context.k_max + 1)),
+                k_qos=context.k_max if one_tier else budgets[i],
             )
-            for i in range(num_waiting + num_running)
+            for i in range(size)
         ]
         running = requests[num_waiting:]
         fresh = sorted(
