@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy import stats
 
@@ -78,7 +79,7 @@ def test_round_robin_over_constant_service_ranks_waits_like_an_mdc(utilisation: 
     assert_mean_within_99(means, mdc_mean_wait_s(utilisation, num_ranks))
 
 
-def mdc_waits_s(arrival_s: np.ndarray, num_servers: int) -> np.ndarray:  # type: ignore[type-arg]
+def mdc_waits_s(arrival_s: npt.NDArray[np.float64], num_servers: int) -> npt.NDArray[np.float64]:
     """Each wait in an M/D/c, by the Kiefer-Wolfowitz recursion: the workload vector of the servers, kept sorted."""
     free_at = [0.0] * num_servers
     waits = []
@@ -126,6 +127,6 @@ def test_one_server_fed_at_its_rate_never_waits() -> None:
     """A D/D/1 below saturation: the oracle that needs no statistics."""
     size = 100
     ones = np.ones(size, dtype=np.int64)
-    workload = Workload([str(row) for row in range(size)], np.arange(size) * 1.0, ones, ones, ones)
+    workload = Workload([str(row) for row in range(size)], np.arange(size, dtype=np.float64), ones, ones, ones)
     requests = serve(workload, 1, "fifo+round-robin", True).requests
     np.testing.assert_array_equal(requests["scheduled_s"], requests["arrival_s"])
