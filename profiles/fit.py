@@ -61,7 +61,7 @@ class _Device(NamedTuple):
 
 
 def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorded: Sequence[Sample] = ()) -> StepTable:
-    """Fit one table to the samples of one engine.
+    """Fit one table to the samples of one engine; its budgets are in sub-expert units.
 
     Args:
         runs: headers with their samples; several when the engine was measured in several settings or sittings.
@@ -73,6 +73,8 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
         ProfileError: runs of different engines, or no points of a kind that is needed.
     """
     header = _shared_header(runs)
+    runs = [(head, [replace(s, k=s.k * head.k_granularity) for s in samples]) for head, samples in runs]
+    recorded = [replace(s, k=s.k * header.k_granularity) for s in recorded]
     captured = tuple(header.captured_sizes)
     used = [(head, sample) for head, samples in runs for sample in samples if not sample.held_out]
     steps = [sample for head, sample in used if sample.clock == "step" and head.async_scheduling]
@@ -105,14 +107,14 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
         name=name,
         status=status,
         summary=summary,
-        k_max=header.k_max,
+        k_max=header.k_max * header.k_granularity,
         k_granularity=header.k_granularity,
         block_size=header.block_size,
         num_gpu_blocks=header.num_gpu_blocks,
         ingress_s=header.front_end.get("ingress_s", 0.0),
         egress_s=header.front_end.get("egress_s", 0.0),
         captured_sizes=captured,
-        captured_ks=tuple(header.captured_ks),
+        captured_ks=tuple(k * header.k_granularity for k in header.captured_ks),
         prefill=prefill.grid,
         decode=decode.grid,
         decode_kv=tuple(zip(knots, slopes, strict=True)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,11 @@ def test_fit_leaves_nothing_behind_when_samples_are_bad(tmp_path: Path, capsys: 
     assert run(["profile", "fit", str(tmp_path / "raw.jsonl"), "--out", str(tmp_path / "mine.json")]) == 3
     assert "raw.jsonl" in capsys.readouterr().err
     assert not (tmp_path / "mine.json").exists()
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_measure_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--raw", str(tmp_path / "raw.jsonl"), "--out", str(tmp_path / "mine.json")]
+    assert run(["profile", "measure", *options]) == 6
+    assert "simmoe[live]" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -91,6 +91,16 @@ def test_a_cell_not_measured_is_filled_and_marked() -> None:
     assert grid.cells[i][j - 1].repetitions > 0
 
 
+def test_budgets_of_an_original_model_are_told_in_sub_expert_units() -> None:
+    engine = SyntheticEngine()
+    original = replace(engine.header(), k_max=8, k_granularity=4, captured_ks=[1, 2, 4, 8])
+    few = [s for s in engine.samples() if s.k <= 8]
+    table = fit_table([(original, few)], "original", "synthetic", "x")
+    assert (table.k_max, table.k_granularity, table.captured_ks) == (32, 4, (4, 8, 16, 32))
+    assert table.prefill.ks == (4, 8, 16, 32)
+    assert np.array(table.prefill.seconds) == pytest.approx(np.array(fit(engine, few).prefill.seconds))
+
+
 def test_what_cannot_be_fitted_is_refused() -> None:
     engine = SyntheticEngine()
     samples = engine.samples()

@@ -96,9 +96,24 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
     click.echo(f"wrote {out}", err=True)
 
 
-@profile.command(context_settings={"ignore_unknown_options": True})
+@profile.command()
+@click.option("--model", default="olmoe-1b-7b", show_default=True, help="'olmoe-1b-7b', or a Hugging Face config.json.")
+@click.option(
+    "--split", type=click.IntRange(1), default=4, show_default=True, help="Sub-experts an expert is split into."
+)
+@click.option(
+    "--raw",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Sample file to write (.jsonl); points already in it are not measured again.",
+)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Table to write (.json).")
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def measure(out: Path, options: tuple[str, ...]) -> None:
-    """Measure a profile on this machine's GPU through vLLM, and fit its table."""
-    raise NotImplementedError
+@click.option("--eager", is_flag=True, help="Without CUDA graphs.")
+@click.option("--sync", is_flag=True, help="Synchronous scheduling.")
+@click.pass_context
+def measure(ctx: click.Context, model: str, split: int, raw: Path, out: Path, eager: bool, sync: bool) -> None:
+    """Measure a model on this machine's GPU through vLLM, prove the k that ran, and fit the table."""
+    from simmoe.commands.profile_measure import measure_samples
+
+    measure_samples(model, split, raw, eager=eager, async_scheduling=not sync)
+    ctx.invoke(fit, raw=(raw,), out=out)
