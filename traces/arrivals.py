@@ -45,14 +45,14 @@ def onoff(n: int, rate: float, on_s: float, off_s: float, seed: int) -> FloatCol
     """
     # while_on_s[i]: how long the process had been on, all phases together, when request i came.
     while_on_s = poisson(n, rate * (on_s + off_s) / on_s, seed)
-    phases = stream(seed, PHASES)
-    on_ends = np.zeros(0)  # on_ends[j]: time spent on by the end of the j-th on phase
-    off_before = np.zeros(1)  # off_before[j]: time spent off before the j-th on phase
-    while not len(on_ends) or on_ends[-1] <= while_on_s[-1]:
-        on, off = phases.standard_exponential((_PHASE_BLOCK, 2)).T
-        on_ends = np.append(on_ends, (on_ends[-1] if len(on_ends) else 0.0) + np.cumsum(on * on_s))
-        off_before = np.append(off_before, off_before[-1] + np.cumsum(off * off_s))
-    return while_on_s + off_before[np.searchsorted(on_ends, while_on_s, side="right")]
+    # ends[j]: time spent on, and off, by the end of the j-th pair of phases; ends[0] is before the first.
+    rng = stream(seed, PHASES)
+    ends = np.zeros((1, 2))
+    while ends[-1, 0] <= while_on_s[-1]:
+        phases = rng.standard_exponential((max(_PHASE_BLOCK, len(ends)), 2)) * (on_s, off_s)
+        ends = np.concatenate([ends, ends[-1] + np.cumsum(phases, axis=0)])
+    phase = np.searchsorted(ends[:, 0], while_on_s, side="right") - 1
+    return while_on_s + np.asarray(ends[phase, 1])
 
 
 def rescaled(recorded_s: FloatColumn, rate: float) -> FloatColumn:

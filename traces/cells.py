@@ -26,6 +26,7 @@ _DATETIME = re.compile(
     r"((?:19|20)\d\d-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)\s*(Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
 _DECIMALS = re.compile(r"[0-9.]*", re.ASCII)
+_ID = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
 _ZERO_OFFSETS = frozenset({"Z", "+00:00", "+0000", "+00", "-00:00"})
 
 
@@ -204,11 +205,11 @@ def _hash_run(index: int, cell: Any) -> list[int]:
 
 
 def texts(cells: Sequence[Any]) -> list[str]:
-    """Parse request ids: text that is not empty, or whole numbers."""
+    """Parse request ids: text without control characters (line breaks among them), or whole numbers."""
     out = []
     for i, cell in enumerate(cells):
-        if isinstance(cell, bool) or not isinstance(cell, (str, int)) or cell == "":
-            raise BadCell(i, f"is {_shown(cell)}; a request id must be text that is not empty, or a whole number")
+        if isinstance(cell, bool) or not isinstance(cell, (str, int)) or not _ID.fullmatch(str(cell)):
+            raise BadCell(i, f"is {_shown(cell)}; a request id must be text of one line, or a whole number")
         out.append(str(cell))
     return out
 

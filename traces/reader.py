@@ -151,8 +151,8 @@ class _ChunkParser:
             jump = int(np.diff(arrival_s).argmax()) + 1
             here, before = (jump + 1, jump) if row is None else (int(row[jump]), int(row[jump - 1]))
             raise TraceError(
-                f"{file.at(here)}: '{layout.arrival}' is {arrival_s[jump] - arrival_s[jump - 1]:.0f} s after the arrival "
-                f"before it (row {before}): mixed clocks; put all rows on one"
+                f"{file.at(here)}: '{layout.arrival}' is {arrival_s[jump] - arrival_s[jump - 1]:.0f} s after the "
+                f"arrival before it (row {before}): mixed clocks; put all rows on one"
             )
         ids = PackedStrings.concatenate(self._parts["id"]) if "id" in self._parts else None
         if ids is not None:

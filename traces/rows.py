@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -201,6 +202,8 @@ class RowFile:
             packed = raw.read(2) == _GZIP_MAGIC
         with gzip.open(self.path) if packed else self.path.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
+                if number == 1:
+                    self.header_lines = 0 if line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{") else 1
                 try:
                     line.decode("utf-8")
                 except UnicodeDecodeError as found:
