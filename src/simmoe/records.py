@@ -160,19 +160,28 @@ def _write_parquet(path: Path, columns: Columns, schema: Mapping[str, str]) -> N
     import pyarrow.parquet as pq
 
     check_columns(columns, schema, path.name)
-    arrays = []
-    for name, kind in schema.items():
-        column = columns[name]
-        if kind == "float64":
-            arrays.append(pa.array(column, type=pa.float64(), mask=np.isnan(column)))
-        elif kind == "int64":
-            arrays.append(pa.array(column, type=pa.int64()))
-        else:
-            arrays.append(pa.array(list(column), type=pa.string()))
+    arrays = [_arrow_array(columns[name], kind) for name, kind in schema.items()]
     table = pa.Table.from_arrays(arrays, names=list(schema))
     partial = path.with_name(f".{path.name}.partial")
     pq.write_table(table, partial, compression="zstd", use_dictionary=["status"] if "status" in schema else ["mode"])
     partial.replace(path)
+
+
+def _arrow_array(column: npt.NDArray[Any], kind: str) -> Any:
+    """Return a column as an Arrow array, built from buffers: ``pa.array`` would import pandas to look at its input."""
+    import pyarrow as pa
+
+    if kind == "int64":
+        return pa.Array.from_buffers(pa.int64(), len(column), [None, pa.py_buffer(column.astype(np.int64, copy=False))])
+    if kind == "float64":
+        valid = np.packbits(~np.isnan(column), bitorder="little")
+        values = pa.py_buffer(np.ascontiguousarray(column, dtype=np.float64))
+        return pa.Array.from_buffers(pa.float64(), len(column), [pa.py_buffer(valid), values])
+    encoded = [text.encode() for text in column]
+    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.large_string(), len(encoded), buffers).cast(pa.string())
 
 
 def _read_parquet(path: Path, schema: Mapping[str, str]) -> Columns:

@@ -61,7 +61,7 @@ def assert_equal_tables(a: Any, b: Any) -> None:
 
 
 @given(workloads(), engine_configs(), costs(), st.sampled_from(["fifo", "tiers", "fixed-k"]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_agrees_with_vllms_rules_read_line_by_line(
     workload: Workload, engine: EngineConfig, cost: LinearStepCost, policy: str
 ) -> None:
@@ -75,7 +75,7 @@ def test_agrees_with_vllms_rules_read_line_by_line(
 
 
 @given(workloads(hashes=True), sim_configs(), costs(), choices, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_fast_forward_is_bit_equal_to_step_by_step(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str, caching: bool
 ) -> None:
@@ -93,7 +93,7 @@ def test_fast_forward_is_bit_equal_to_step_by_step(
 
 
 @given(workloads(), sim_configs(), costs(), choices, st.floats(0.001, 0.5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_stopping_the_clock_leaves_the_past_as_it_was(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str, horizon_s: float
 ) -> None:
@@ -112,7 +112,7 @@ def test_stopping_the_clock_leaves_the_past_as_it_was(
 
 
 @given(workloads(hashes=True), sim_configs(), costs(), choices, st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_requests_and_blocks_are_conserved_after_each_step(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str, caching: bool
 ) -> None:
@@ -132,7 +132,7 @@ def test_requests_and_blocks_are_conserved_after_each_step(
 
 
 @given(workloads(), sim_configs(), costs(), choices)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_steps_keep_within_the_engines_limits(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
 ) -> None:
@@ -156,7 +156,7 @@ def test_steps_keep_within_the_engines_limits(
 
 
 @given(workloads(), sim_configs(k_granularity=1), costs(), choices)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_scheduled_request_gets_at_least_its_budget(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
 ) -> None:
@@ -176,7 +176,7 @@ def test_every_scheduled_request_gets_at_least_its_budget(
 
 
 @given(workloads(), sim_configs(), costs(), choices)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_phases_follow_one_another_and_every_request_leaves(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
 ) -> None:
@@ -196,7 +196,7 @@ def test_phases_follow_one_another_and_every_request_leaves(
 
 
 @given(workloads(), engine_configs(num_gpu_blocks=2000), costs(), st.sampled_from(["fifo", "tiers", "fixed-k"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_first_come_first_served_within_a_tier(
     workload: Workload, engine: EngineConfig, cost: LinearStepCost, policy: str
 ) -> None:
@@ -208,7 +208,7 @@ def test_first_come_first_served_within_a_tier(
 
 
 @given(workloads(), sim_configs(), costs(), choices)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_never_idle_with_admissible_work(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
 ) -> None:

@@ -1,0 +1,126 @@
+"""The run record: what is written is what is read, and a folder is whole or it is no record."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simmoe.errors import OutputError, RecordError
+from simmoe.records import (
+    METRIC_DEFINITIONS,
+    REQUEST_COLUMNS,
+    STATUSES,
+    STEP_COLUMNS,
+    Columns,
+    RunRecord,
+    read_record,
+    write_record,
+)
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "string": st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    "float64": st.floats(allow_infinity=False),
+    "int64": st.integers(-(2**63), 2**63 - 1),
+}
+
+
+@st.composite
+def tables(draw: st.DrawFn, schema: dict[str, str]) -> Columns:
+    size = draw(st.integers(0, 20))
+    return {
+        name: np.array(
+            draw(st.lists(VALUES[kind], min_size=size, max_size=size)), dtype=object if kind == "string" else kind
+        )
+        for name, kind in schema.items()
+    }
+
+
+def table(schema: dict[str, str], size: int = 3) -> Columns:
+    return {
+        name: np.array(["a"] * size, dtype=object) if kind == "string" else np.ones(size, dtype=kind)
+        for name, kind in schema.items()
+    }
+
+
+@given(tables(REQUEST_COLUMNS), st.none() | tables(STEP_COLUMNS))
+def test_a_record_reads_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, requests: Columns, steps: Columns | None
+) -> None:
+    folder = tmp_path_factory.mktemp("record")
+    write_record(folder, RunRecord(requests=requests, steps=steps, manifest={"seed": 1}))
+    read = read_record(folder)
+    assert read.manifest["seed"] == 1 and read.manifest["metrics"] == METRIC_DEFINITIONS
+    assert (read.steps is None) == (steps is None)
+    for written, found in ((requests, read.requests), (steps or {}, read.steps or {})):
+        assert list(written) == list(found)
+        for name in written:
+            np.testing.assert_array_equal(found[name], written[name])
+
+
+def test_equal_records_have_equal_bytes(tmp_path: Path) -> None:
+    record = RunRecord(requests=table(REQUEST_COLUMNS), steps=table(STEP_COLUMNS), manifest={"b": 1, "a": 2})
+    for name in ("one", "two"):
+        write_record(tmp_path / name, record)
+    for file in sorted((tmp_path / "one").iterdir()):
+        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+
+
+def test_rewriting_without_steps_leaves_none_behind(tmp_path: Path) -> None:
+    write_record(tmp_path, RunRecord(requests=table(REQUEST_COLUMNS), steps=table(STEP_COLUMNS), manifest={}))
+    write_record(tmp_path, RunRecord(requests=table(REQUEST_COLUMNS), manifest={}))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "requests.parquet"]
+
+
+def test_a_record_that_cannot_be_whole_is_not_begun(tmp_path: Path) -> None:
+    bad = table(REQUEST_COLUMNS)
+    del bad["k_qos"]
+    with pytest.raises(RecordError, match="k_qos"):
+        write_record(tmp_path, RunRecord(requests=bad, manifest={}))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="choose another --out"):
+        write_record(tmp_path / "file", RunRecord(requests=table(REQUEST_COLUMNS), manifest={}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "not JSON"),
+        (lambda folder: (folder / "manifest.json").write_text(json.dumps({"schema_version": 99})), "schema version 99"),
+        (lambda folder: (folder / "requests.parquet").unlink(), "no requests.parquet"),
+        (lambda folder: (folder / "requests.parquet").write_bytes(b"junk"), "not Parquet"),
+    ],
+)
+def test_a_spoilt_record_is_named(tmp_path: Path, spoil: Any, complaint: str) -> None:
+    write_record(tmp_path, RunRecord(requests=table(REQUEST_COLUMNS), manifest={}))
+    spoil(tmp_path)
+    with pytest.raises(RecordError, match=complaint):
+        read_record(tmp_path)
+
+
+def test_counts_list_every_status_and_add_up() -> None:
+    requests = table(REQUEST_COLUMNS)
+    requests["status"] = np.array(["finished", "rejected", "finished"], dtype=object)
+    counts = RunRecord(requests=requests, manifest={}).counts()
+    assert set(counts) == {"injected", *STATUSES}
+    assert counts["injected"] == 3 == sum(counts[name] for name in STATUSES)
+
+
+def test_writing_a_record_imports_no_pandas(tmp_path: Path) -> None:
+    program = (
+        "import sys, numpy as np; from simmoe.records import *; "
+        "r = {n: np.array(['a'], dtype=object) if k == 'string' else np.ones(1, dtype=k)"
+        " for n, k in REQUEST_COLUMNS.items()}; "
+        f"write_record({str(tmp_path)!r}, RunRecord(requests=r, manifest={{}})); "
+        "sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
