@@ -47,7 +47,11 @@ class Source:
 
 
 SOURCES = (
-    Source("linux-doc-6.1", "GPL-2.0", r"usr/share/doc/linux-doc-6\.1/html/(?!translations|_static|genindex|search).*\.html$"),
+    Source(
+        "linux-doc-6.1",
+        "GPL-2.0",
+        r"usr/share/doc/linux-doc-6\.1/html/(?!translations|_static|genindex|search).*\.html$",
+    ),
     Source("python3.11-doc", "PSF-2.0", r".*/html/(?!genindex|search|_static).*\.html(\.gz)?$"),
     Source("postgresql-doc-15", "PostgreSQL", r".*\.html$"),
     Source("debian-handbook", "GPL-2.0+ or CC-BY-SA-3.0", r".*/html/en-US/.*\.html$"),
@@ -58,7 +62,11 @@ SOURCES = (
     Source("git-doc", "GPL-2.0", r".*\.html$"),
     Source("sqlite3-doc", "public domain", r".*\.html$"),
     Source("dict-gcide", "GPL-3.0+", r".*/gcide\.dict\.dz$"),
-    Source("rust-doc", "MIT or Apache-2.0", r".*/html/(book|reference|nomicon|cargo|rust-by-example|rustc|rustdoc|embedded-book|edition-guide)/(?!print).*\.html$"),
+    Source(
+        "rust-doc",
+        "MIT or Apache-2.0",
+        r".*/html/(book|reference|nomicon|cargo|rust-by-example|rustc|rustdoc|embedded-book|edition-guide)/(?!print).*\.html$",
+    ),
     Source("python-django-doc", "BSD-3-Clause", r".*/html/(?!genindex|search|_modules).*\.html$"),
     Source("libreoffice-help-en-us", "MPL-2.0", r".*/text/.*\.html$"),
     Source("octave-doc", "GPL-3.0+", r".*/octave\.html/.*\.html$"),
@@ -184,10 +192,16 @@ def build(out: Path, sources: tuple[Source, ...] = SOURCES) -> dict[str, object]
                 count += 1
                 size[split] += len(text.encode())
             if not count:
-                raise DataError(f"{source.package} {version}: no document matches {source.pattern!r}; adjust its Source")
+                raise DataError(
+                    f"{source.package} {version}: no document matches {source.pattern!r}; adjust its Source"
+                )
             rows.append({"package": source.package, "version": version, "licence": source.licence, "documents": count,
                          "bytes": size})  # fmt: skip
-            print(f"{source.package:24} {count:6} documents {sum(size.values()) / 1e6:7.2f} MB", file=sys.stderr, flush=True)
+            print(
+                f"{source.package:24} {count:6} documents {sum(size.values()) / 1e6:7.2f} MB",
+                file=sys.stderr,
+                flush=True,
+            )
     for file in files.values():
         file.close()
     digests = {split: hashlib.sha256((out / f"{split}.txt").read_bytes()).hexdigest() for split in SPLITS}
@@ -202,7 +216,9 @@ def _unpack(source: Source, scratch: Path) -> tuple[Path, str]:
     try:
         subprocess.run(["apt-get", "download", "-q", source.package], cwd=root, check=True, capture_output=True)
         (package,) = root.glob("*.deb")
-        version = subprocess.run(["dpkg-deb", "-f", package, "Version"], check=True, capture_output=True, text=True).stdout
+        version = subprocess.run(
+            ["dpkg-deb", "-f", package, "Version"], check=True, capture_output=True, text=True
+        ).stdout
         subprocess.run(["dpkg-deb", "-x", package, root], check=True, capture_output=True)
         package.unlink()
     except (OSError, subprocess.CalledProcessError) as error:

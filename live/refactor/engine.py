@@ -1,0 +1,193 @@
+"""From a model directory and calibration text to a refactored checkpoint: profile, partition, rebuild the gate, write."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simmoe.errors import MissingDependency, RefactorError
+from simmoe.live.refactor.anneal import PUBLISHED, Schedule, anneal
+from simmoe.live.refactor.checkpoint import Checkpoint, check_new
+from simmoe.live.refactor.families import check_splits, family_of, moe_shape
+from simmoe.live.refactor.gates import ALLOCATIONS, allocation_table, calibrate, choose_gate_neurons
+from simmoe.live.refactor.partition import contiguous, greedy, uniform_random
+from simmoe.live.refactor.profiler import LayerProfile, calibration_batches, coverage_report, profile_model
+from simmoe.live.refactor.transform import LayerPlan, check_complete, write_refactored
+
+PARTITIONS = ("annealed", "greedy", "random", "contiguous")
+GATES = ("complex", "linear")
+
+
+@dataclass(frozen=True)
+class RefactorConfig:
+    """Every choice of one refactoring; saved in the new checkpoint's config.json."""
+
+    splits: int = 4
+    """N, sub-experts an expert."""
+    gate: str = "complex"
+    """complex (CG) or linear (LG)."""
+    partition: str = "annealed"
+    """annealed, or a control: greedy, random, contiguous."""
+    schedule: Schedule = PUBLISHED
+    """Of the annealing."""
+    k_drop: int | None = None
+    """Sub-experts dropped in the objective; None averages over 1..N-1."""
+    gate_neurons: int = 4
+    """r, gate neurons a sub-expert (CG)."""
+    allocation: str = "marginal"
+    """How CG shares a budget among ranked experts."""
+    tokens_per_expert: int = 2048
+    """Activations kept an expert."""
+    calibration_tokens: int = 131_072
+    """Tokens of calibration text run through the model."""
+    context_tokens: int = 2048
+    """Calibration window, cut to what the model takes."""
+    seed: int = 0
+    """Of the reservoirs, the random partition and the annealing."""
+
+
+def load_model(path: Path, *, device: str | None = None, dtype: str = "auto", **options: Any) -> Any:
+    """A transformers model on ``device`` (a GPU if there is one), custom code of CG checkpoints allowed.
+
+    Raises:
+        MissingDependency: transformers is not installed.
+    """
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise MissingDependency("this needs torch and transformers; pip install 'simmoe[refactor]'") from error
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=True, **options)
+    return model.to(device).eval()
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokeniser in a model directory.
+
+    Raises:
+        RefactorError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RefactorError(
+            f"{path}: no usable tokeniser ({reason}); copy the model's tokenizer files there"
+        ) from error
+
+
+def profile_checkpoint(
+    path: Path, calibration: Path, config: RefactorConfig, say: Callable[[str], None], device: str | None = None
+) -> list[LayerProfile]:
+    """Load the model, run the calibration text, return the profiles; the model is let go."""
+    tokenizer = load_tokenizer(path)
+    source_config = Checkpoint(path).config
+    context = min(config.context_tokens, int(source_config.get("max_position_embeddings", config.context_tokens)))
+    batches = calibration_batches(tokenizer, calibration, max_tokens=config.calibration_tokens, context_tokens=context)
+    model = load_model(path, device=device)
+    profiles = profile_model(model, batches, tokens_per_expert=config.tokens_per_expert, seed=config.seed)
+    say(f"calibration: {sum(batch.numel() for batch in batches)} tokens. {coverage_report(profiles)}")
+    return profiles
+
+
+def solve(profile: LayerProfile, config: RefactorConfig) -> torch.Tensor:
+    """[num_experts, width] partitions of one layer's experts."""
+    num_experts, _, width = profile.activations.shape
+    if config.partition == "contiguous":
+        return contiguous(num_experts, width)
+    if config.partition == "random":
+        return uniform_random(num_experts, width, config.splits, config.seed * 1009 + profile.layer)
+    start = greedy(profile.activations, config.splits)
+    start[profile.kept == 0] = torch.arange(width)
+    if config.partition == "greedy":
+        return start
+    return anneal(
+        profile.activations, start, config.splits, schedule=config.schedule, k_drop=config.k_drop,
+        seed=config.seed * 1009 + profile.layer,
+    )  # fmt: skip
+
+
+def plan(
+    profiles: Sequence[LayerProfile], config: RefactorConfig, top_k: int, say: Callable[[str], None]
+) -> tuple[list[LayerPlan], list[list[int]] | None]:
+    """Partitions, gate neurons and allocation table for the profiled layers.
+
+    Returns:
+        (one plan a layer, [m * N][m] kappa table for a complex gate or None).
+    """
+    began = time.monotonic()
+    orders = []
+    for profile in profiles:
+        orders.append(solve(profile, config))
+        say(f"layer {profile.layer}: {config.partition} partition, {time.monotonic() - began:.1f} s")
+    if config.gate == "linear":
+        return [LayerPlan(profile.layer, order) for profile, order in zip(profiles, orders, strict=True)], None
+    neurons = [
+        choose_gate_neurons(profile, order, config.splits, config.gate_neurons)
+        for profile, order in zip(profiles, orders, strict=True)
+    ]
+    table = allocation_table(
+        config.allocation, config.splits, top_k, calibrate(profiles, orders, neurons, config.splits, top_k)
+    )
+    plans = [LayerPlan(p.layer, order, chosen) for p, order, chosen in zip(profiles, orders, neurons, strict=True)]
+    return plans, table
+
+
+def record_of(
+    config: RefactorConfig, source: Checkpoint, calibration: Path, kappa: list[list[int]] | None
+) -> dict[str, Any]:
+    """What the new config.json says under ``simmoe_refactor``."""
+    shape = moe_shape(source.config, family_of(source.config))
+    record: dict[str, Any] = {
+        **asdict(config),
+        "original": {"num_experts": shape.num_experts, "top_k": shape.top_k, "width": shape.width},
+        "calibration": {"file": calibration.name, "sha256": hashlib.sha256(calibration.read_bytes()).hexdigest()},
+    }
+    if kappa is None:
+        for key in ("gate_neurons", "allocation"):
+            del record[key]
+    else:
+        record["kappa"] = kappa
+    return record
+
+
+def refactor(
+    path: Path,
+    calibration: Path,
+    out: Path,
+    config: RefactorConfig,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    device: str | None = None,
+) -> None:
+    """Refactor the checkpoint at ``path`` into the new directory ``out``.
+
+    Everything that can be refused is refused before the model is loaded.
+
+    Raises:
+        RefactorError: see :mod:`families`, :mod:`checkpoint`, :mod:`profiler`.
+        OutputError: ``out`` exists or cannot be written.
+    """
+    check_new(out)
+    if config.gate not in GATES or config.partition not in PARTITIONS or config.allocation not in ALLOCATIONS:
+        raise RefactorError(
+            f"gate {config.gate!r}, partition {config.partition!r}, allocation {config.allocation!r}: unknown"
+        )
+    source = Checkpoint(path)
+    family = family_of(source.config)
+    shape = moe_shape(source.config, family)
+    check_splits(shape, config.splits, family)
+    check_complete(source, shape)
+    profiles = profile_checkpoint(path, calibration, config, say, device)
+    plans, kappa = plan(profiles, config, shape.top_k, say)
+    del profiles
+    write_refactored(source, out, plans, record_of(config, source, calibration, kappa))
+    say(f"{out}: {shape.num_experts * config.splits} sub-experts of width {shape.width // config.splits} a layer")

@@ -1,0 +1,24 @@
+"""Complex-gate checkpoints in vLLM 0.32: the stock model of the family with its routers replaced.
+
+:func:`register` is called from the plug-in's entry point in every process; it names the models and their configurations, and
+imports vLLM's model classes only when a CG checkpoint is loaded. The budget is ``router.top_k``, as for stock routers, so
+whatever sets a step's k there selects the kappa vector here.
+"""
+
+from __future__ import annotations
+
+from simmoe.live.refactor.families import FAMILIES
+
+
+def register() -> None:
+    """Make vLLM know CG checkpoints; safe to call more than once."""
+    from transformers import AutoConfig
+    from vllm import ModelRegistry
+
+    from simmoe.live.refactor.modeling_complex_gate import CONFIGS
+
+    for config in CONFIGS:
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+    for family in FAMILIES.values():
+        name = family.complex_gate_architecture
+        ModelRegistry.register_model(name, f"simmoe.live.refactor.vllm_complex_gate_models:{name}")
