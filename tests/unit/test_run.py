@@ -1,0 +1,213 @@
+"""``simmoe run`` as a user types it: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simmoe.cli import run as simmoe
+from simmoe.policies.validate import call_from_json
+from simmoe.profiles.catalog import DEFAULT_PROFILE, profile_names
+from simmoe.records import read_record
+
+PROFILE = DEFAULT_PROFILE if DEFAULT_PROFILE in profile_names() else profile_names()[0]
+
+FAILS = """
+from simmoe.policies.protocols import ADMIT_ALL
+
+class Fails:
+    def __init__(self):
+        self.asked = 0
+
+    def plan(self, view):
+        self.asked += 1
+        if self.asked > 3:
+            raise ValueError("enough")
+        return ADMIT_ALL
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    lines = [f"{0.2 * i},{rng.integers(20, 2000)},{rng.integers(1, 200)}" for i in range(40)]
+    path = tmp_path / "requests.csv"
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n")
+    return path
+
+
+@pytest.fixture
+def command(trace: Path) -> list[str]:
+    return ["run", "--trace", str(trace), "--profile", PROFILE]
+
+
+def test_defaults_replay_every_row_at_its_time(
+    command: list[str], trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simmoe([*command, "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert "40 injected = 40 finished + 0 rejected + 0 aborted + 0 failed + 0 running + 0 queued" in printed.out
+    assert "original file requests.csv (40 of 40 rows kept)" in printed.err and "profile: " in printed.err
+    record = read_record(tmp_path / "out")
+    assert record.requests["arrival_s"].tolist() == [0.2 * i for i in range(40)]
+    assert record.manifest["workload"]["spec"]["mu"] == 16.0 and record.manifest["workload"]["spec"]["sigma"] == 5.0
+    assert record.manifest["config"]["num_ranks"] == 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "requests.parquet"]
+    ttft = record.requests["first_token_s"] - record.requests["arrival_s"]
+    assert record.manifest["summary"]["ttft_mean_s"] == pytest.approx(float(ttft.mean()), rel=1e-12)
+    assert record.manifest["profile"]["sha256"] and record.manifest["versions"]["numpy"] == np.__version__
+
+
+def test_steps_are_recorded_when_asked_and_their_sums_are_the_totals(command: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert simmoe([*command, "--ranks", "2", "--record-steps", "--out", str(out)]) == 0
+    record = read_record(out)
+    assert record.steps is not None
+    summary = record.manifest["summary"]
+    tokens = record.steps["num_prefill_tokens"] + record.steps["num_decode_tokens"]
+    assert summary["executed_k"] == pytest.approx(record.steps["routed_slots"].sum() / tokens.sum(), rel=1e-12)
+    assert set(record.steps["dp_rank"].tolist()) == {0, 1}
+    assert simmoe([*command, "--ranks", "2", "--out", str(out)]) == 0, "an earlier record is replaced"
+    assert not (out / "steps.parquet").exists()
+
+
+def test_same_inputs_same_bytes_step_by_step_or_not(command: list[str], tmp_path: Path) -> None:
+    for name, extra in (("a", []), ("b", []), ("c", ["--step-by-step"])):
+        assert simmoe([*command, "--rate", "30", "--record-steps", "--out", str(tmp_path / name), *extra]) == 0
+    for file in ("requests.parquet", "steps.parquet"):
+        assert len({(tmp_path / name / file).read_bytes() for name in "abc"}) == 1, file
+    assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
+
+
+def test_options_reach_the_engine(command: list[str], tmp_path: Path) -> None:
+    options = (
+        "--ranks 3 --max-num-seqs 7 --max-num-batched-tokens 4096 --num-gpu-blocks 900 --block-size 32 "
+        "--no-chunked-prefill --prefix-caching --no-async-scheduling --publish-interval-s 0 --num-front-ends 2 "
+        "--ingress-s 0.5 --egress-s 0.25 --k-granularity 4 --seed 3 --policy tiers --max-time-s 9"
+    )
+    assert simmoe([*command, *options.split(), "--out", str(tmp_path / "out")]) == 0
+    manifest = read_record(tmp_path / "out").manifest
+    config, engine, front_end = (
+        manifest["config"],
+        manifest["config"]["engine"],
+        manifest["config"]["front_end"],
+    )
+    assert (config["num_ranks"], config["k_granularity"], config["max_time_s"]) == (3, 4, 9.0)
+    assert (engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["num_gpu_blocks"]) == (7, 4096, 900)
+    assert (engine["block_size"], engine["enable_chunked_prefill"], engine["enable_prefix_caching"]) == (
+        32,
+        False,
+        True,
+    )
+    assert engine["async_scheduling"] is False
+    assert front_end == {"publish_interval_s": 0.0, "num_front_ends": 2, "ingress_s": 0.5, "egress_s": 0.25}
+    assert manifest["seed"] == 3 and manifest["policy"]["given"].startswith("tiers+")
+
+
+def test_another_block_size_divides_the_same_memory(command: list[str], tmp_path: Path) -> None:
+    blocks = {}
+    for size in ("16", "64"):
+        assert simmoe([*command, "--block-size", size, "--out", str(tmp_path / size)]) == 0
+        blocks[size] = read_record(tmp_path / size).manifest["config"]["engine"]["num_gpu_blocks"]
+    assert blocks["64"] == blocks["16"] * 16 // 64
+
+
+def test_goodput_is_printed_when_objectives_are_given(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert simmoe(command) == 0
+    assert "goodput" not in capsys.readouterr().out
+    assert simmoe([*command, "--slo-ttft", "30"]) == 0
+    assert "100.0 % of requests (TTFT <= 30 s)" in capsys.readouterr().out
+
+
+def test_requests_that_never_fit_are_rejected_and_counted(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simmoe([*command, "--num-gpu-blocks", "60"]) == 0
+    printed = capsys.readouterr()
+    rejected = int(printed.out.split(" rejected")[0].split()[-1])
+    assert 0 < rejected < 40 and f"{40 - rejected} finished" in printed.out
+    assert f"note: {rejected} rejected: " in printed.err
+
+
+def test_neither_pandas_nor_matplotlib_nor_rich_is_imported(command: list[str], tmp_path: Path) -> None:
+    script = (
+        "import sys; from simmoe.cli import run; assert run(sys.argv[1:]) == 0; "
+        "print({'pandas', 'matplotlib', 'scipy.stats', 'rich', 'torch', 'vllm'} & set(sys.modules))"
+    )
+    argv = [sys.executable, "-c", script, *command, "--out", str(tmp_path / "out")]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_a_policy_that_raises_is_named_and_its_view_saved(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "mine.py"
+    policy.write_text(FAILS)
+    out = tmp_path / "deep" / "out"
+    assert simmoe([*command, "--policy", f"{policy}:Fails", "--out", str(out)]) == 4
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "Fails raised ValueError: enough" in message and f"saved in '{out / 'policy_call.json'}'" in message
+    assert [path.name for path in out.iterdir()] == ["policy_call.json"], "no record half written"
+    call_from_json(json.loads((out / "policy_call.json").read_text()), "policy_call.json")
+    assert simmoe([*command, "--out", str(out)]) == 0, "the folder can be used again"
+    assert not (out / "policy_call.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ("--polcy fifo", 2, "No such option '--polcy'"),
+        ("--policy fifoo", 2, "no policy 'fifoo' (did you mean 'fifo'?)"),
+        ("--ranks two", 2, "Invalid value for '--ranks'"),
+        ("--ranks 0", 2, "num_ranks is 0; it must be at least 1"),
+        ("--max-num-seqs 9000", 2, "max_num_seqs is 9000; it must be at most max_num_batched_tokens (8192)"),
+        ("--num-gpu-blocks 1", 2, "num_gpu_blocks is 1; it must be at least 2"),
+        ("--block-size 0", 2, "block_size is 0; it must be at least 1"),
+        ("--k-granularity 5", 2, "k_granularity is 5; it must be a divisor of k_max 32"),
+        ("--ingress-s -1", 2, "ingress_s is -1.0; it must be at least 0"),
+        ("--slo-ttft 0", 2, "--slo-ttft is 0.0; it must be a number of seconds above 0"),
+        ("--max-time-s nan", 2, "--max-time-s is nan; it must be a number of seconds above 0"),
+        ("--rate -1", 2, "rate is -1.0"),
+        ("--profile nothing", 2, "no profile 'nothing'"),
+        ("--trace nothing", 2, "no trace or file 'nothing'"),
+    ],
+)
+def test_bad_options_get_one_line_and_leave_nothing(
+    options: str, code: int, message: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simmoe([*command, *options.split(), "--out", str(tmp_path / "out")]) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("simmoe: ") and message in lines[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_places_that_cannot_be_written_are_refused_before_any_work(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    for out, message in (
+        ("file", "is a file, not a folder"),
+        ("file/deeper", "Not a directory"),
+        ("full", "is not empty and holds no run record"),
+    ):
+        assert simmoe([*command, "--out", str(tmp_path / out)]) == 5
+        printed = capsys.readouterr()
+        assert message in printed.err.splitlines()[-1] and printed.out == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "requests.csv"]
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_a_record_that_fails_leaves_no_new_folders(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def __init__(self): raise KeyError('x')\n    def plan(self, v): ...\n"
+    )
+    assert simmoe([*command, "--policy", f"{tmp_path}/mine.py:Mine", "--out", str(tmp_path / "a" / "b")]) == 4
+    assert not (tmp_path / "a").exists()

@@ -1,0 +1,306 @@
+"""``simmoe sweep`` as a user types it: equal bytes, resuming, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from simmoe.analysis.metrics import METRICS, Slo
+from simmoe.cli import run as simmoe
+from simmoe.commands.sweeping.cells import Cell, run_cell
+from simmoe.commands.sweeping.saturation import LOADS
+from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_names
+from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
+from simmoe.traces.spec import WorkloadSpec
+
+PROFILE = DEFAULT_PROFILE if DEFAULT_PROFILE in profile_names() else profile_names()[0]
+
+#: A policy that counts its instances and, when armed, signals the sweep once, from the first cell of the grid.
+SIGNALS = """
+import os
+from pathlib import Path
+from simmoe.policies.protocols import ADMIT_ALL
+
+class Signals:
+    def __init__(self):
+        with open("built.log", "a") as log:
+            log.write("x")
+        armed = Path("armed")
+        if armed.exists() and len(list(Path("out/cells").glob("*.json"))) >= 2:
+            number, sweep_pid = armed.read_text().split()
+            armed.unlink()
+            os.kill(int(sweep_pid), int(number))
+
+    def plan(self, view):
+        return ADMIT_ALL
+"""
+
+#: The command line in a process of its own, which arms the policy with its process id; Ctrl-C reaches it even where the
+#: tests run with SIGINT ignored.
+ARMED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if sys.argv[1] != "0":
+    open("armed", "w").write(f"{sys.argv[1]} {os.getpid()}")
+from simmoe.cli import main
+main(sys.argv[2:])
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    lines = [f"{0.2 * i},{rng.integers(20, 2000)},{rng.integers(1, 60)}" for i in range(30)]
+    path = tmp_path / "requests.csv"
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n")
+    return path
+
+
+@pytest.fixture
+def command(trace: Path) -> list[str]:
+    options = ["--requests", "30", "--seeds", "2", "--rates", "20,60", "--policy", "fifo", "--policy", "lanes"]
+    return ["sweep", "--trace", str(trace), "--profile", PROFILE, *options]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_same_bytes_whatever_the_run_the_jobs_and_the_hash_seed(command: list[str], tmp_path: Path) -> None:
+    printed = set()
+    for name, jobs, hash_seed in (("a", "1", "1"), ("b", "2", "2"), ("a", "1", "3")):
+        argv = [sys.executable, "-m", "simmoe", *command, "--jobs", jobs, "--out", name]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(argv, check=True, capture_output=True, env=environment, cwd=tmp_path, text=True)
+        printed.add(done.stdout.replace(f"{name}/", "OUT/"))
+    assert len(printed) == 1, "and the same tables"
+    a, b = files_of(tmp_path / "a"), files_of(tmp_path / "b")
+    assert a == b
+    assert len([name for name in a if name.startswith("cells/")]) == 2 * 2 * 2 + 2
+    assert set(a) >= {"sweep.csv", "cells.parquet", "sweep.png", "manifest.json", "inputs.json"}
+
+
+@pytest.mark.parametrize(("signal", "code", "jobs"), [(9, -9, "2"), (2, 130, "1"), (2, 130, "2")])
+def test_a_stopped_sweep_resumes_without_redoing_cells(
+    signal: int, code: int, jobs: str, command: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "signals.py").write_text(SIGNALS)
+    argv = [*command[:-2], "--policy", "signals.py:Signals", "--ranks", "1", "--jobs", jobs, "--out", "out"]
+    start = [sys.executable, "-c", ARMED]
+    stopped = subprocess.run([*start, str(signal), *argv], cwd=tmp_path, capture_output=True, text=True)
+    assert stopped.returncode == code, stopped.stderr
+    kept = {name: data for name, data in files_of(tmp_path / "out").items() if name.startswith("cells/")}
+    assert 2 <= len(kept) < 10 and not (tmp_path / "out" / "manifest.json").exists()
+    if signal == 2:
+        last = stopped.stderr.splitlines()[-1]
+        assert last == (
+            f"simmoe: interrupted; {len(kept)} finished cells are kept in 'out': repeat the command to resume"
+        )
+
+    (tmp_path / "built.log").unlink()
+    resumed = subprocess.run([*start, "0", *argv], cwd=tmp_path, capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"10/10 cells, {len(kept)} of them from an earlier run" in resumed.stderr
+    of_policy = sum(json.loads(data)["inputs"]["policy"] == "signals.py:Signals" for data in kept.values())
+    assert len((tmp_path / "built.log").read_text()) == 5 - of_policy, "each cell that was missing, once"
+    everything = files_of(tmp_path / "out")
+    assert all(everything[name] == data for name, data in kept.items())
+    if signal == 9:
+        subprocess.run([*start, "0", *argv[:-1], "whole"], cwd=tmp_path, capture_output=True, check=True)
+        assert files_of(tmp_path / "whole") == everything, "resumed or not, the same bytes"
+
+
+def test_cells_are_what_run_cell_says_and_files_agree(command: list[str], trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert simmoe([*command, "--jobs", "1", "--ranks", "1", "--slo-ttft", "0.05", "--out", str(out)]) == 0
+    table = pq.read_table(out / "cells.parquet").to_pylist()
+    assert [(row["rate_per_s"], row["seed"], row["policy"]) for row in table] == [
+        (rate, seed, policy) for rate in (20.0, 60.0) for seed in (0, 1) for policy in ("fifo", "lanes")
+    ]
+    profile = load_profile(PROFILE)
+    cell = Cell(
+        WorkloadSpec(trace=str(trace), rate=60.0, requests=30, k_max=profile.k_max, seed=1),
+        "lanes",
+        PROFILE,
+        SimConfig(
+            k_max=profile.k_max,
+            k_granularity=profile.k_granularity,
+            engine=EngineConfig(block_size=profile.block_size, num_gpu_blocks=profile.num_gpu_blocks),
+            front_end=FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s),
+        ),
+        Slo(ttft_s=0.05),
+    )
+    metrics = run_cell(cell).metrics
+    assert {name: table[-1][name] for name in METRICS} == {
+        name: None if math.isnan(value) else value for name, value in metrics.items()
+    }
+
+    with open(out / "sweep.csv", newline="") as file:
+        rows = {(float(r["rate_per_s"]), r["policy"], r["metric"]): r for r in csv.DictReader(file)}
+    assert len(rows) == 2 * 2 * len(METRICS)
+    values = [row["ttft_p99_s"] for row in table if row["rate_per_s"] == 60.0 and row["policy"] == "lanes"]
+    row = rows[60.0, "lanes", "ttft_p99_s"]
+    assert float(row["mean"]) == pytest.approx(np.mean(values), rel=1e-12)
+    assert float(row["ci95_half_width"]) == pytest.approx(12.7062 * np.std(values, ddof=1) / math.sqrt(2), rel=1e-4)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["counts"]["injected"] == manifest["counts"]["finished"] == 8 * 30
+    assert float(row["load"]) == pytest.approx(60 / manifest["saturation_per_s"]["fifo"])
+    assert manifest["rates_found"] is False and manifest["inputs"]["baseline"] == "fifo"
+
+
+def test_seeds_are_common_random_numbers(trace: Path) -> None:
+    from simmoe.traces.build import build_workload
+
+    slow, quick = (build_workload(WorkloadSpec(trace=str(trace), requests=30, seed=4, rate=r)) for r in (2.0, 8.0))
+    np.testing.assert_array_equal(slow.prompt_tokens, quick.prompt_tokens)
+    np.testing.assert_array_equal(slow.k_qos, quick.k_qos)
+    np.testing.assert_allclose(slow.arrival_s, 4 * quick.arrival_s)
+
+
+def test_rates_are_found_around_saturation(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_rates = [word for word in command if word not in ("--rates", "20,60")]
+    out = tmp_path / "out"
+    assert simmoe([*without_rates, "--seeds", "1", "--jobs", "1", "--out", str(out)]) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    loads = [rate / manifest["saturation_per_s"]["fifo"] for rate in manifest["rates_per_s"]]
+    assert loads == pytest.approx(LOADS, rel=0.006), "three significant digits"
+    assert len(loads) >= 5 and loads[0] < 0.5 and 1 < loads[-1] < 1.5
+    assert "Saturation, requests/s: fifo " in capsys.readouterr().out
+
+
+def test_tables_name_the_best_policy_a_rate_and_count_requests(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simmoe([*command, "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert "Which policy, at which load: least mean TTFT, and what it gains over fifo" in printed.out
+    assert "240 injected = 240 finished + 0 rejected + 0 aborted + 0 failed + 0 running + 0 queued." in printed.out
+    assert all(f"{tmp_path}/out/{name}" in printed.out for name in ("sweep.csv", "cells.parquet", "sweep.png"))
+    assert "original file requests.csv" in printed.err and "10/10 cells" in printed.err
+
+
+def test_a_policy_that_raises_is_named_and_the_other_cells_kept(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "mine.py"
+    policy.write_text("class Mine:\n    def route(self, request, ranks, now_s):\n        return 99\n")
+    for jobs in ("1", "2"):
+        out = tmp_path / jobs
+        argv = [*command, "--policy", f"{policy}:Mine", "--jobs", jobs, "--out", str(out)]
+        assert simmoe(argv) == 4
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert f"policy '{policy}:Mine', offline, seed 0: " in message and "99" in message
+        assert f"finished cells (2) are kept in '{out}'" in message
+        assert sorted(path.name for path in out.iterdir()) == ["cells", "inputs.json", "policy_call.json"]
+        assert len(list((out / "cells").iterdir())) == 2
+
+
+def test_a_changed_policy_file_is_another_sweep(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "mine.py"
+    policy.write_text("class Mine:\n    def route(self, request, ranks, now_s):\n        return 0\n")
+    argv = [*command, "--policy", f"{policy}:Mine", "--jobs", "1", "--out", str(tmp_path / "out")]
+    assert simmoe(argv) == 0
+    before = files_of(tmp_path / "out")
+    policy.write_text(policy.read_text().replace("return 0", "return 1"))
+    assert simmoe(argv) == 5
+    assert "holds another sweep (policy_sources." in capsys.readouterr().err
+    assert files_of(tmp_path / "out") == before
+
+
+def test_one_sweep_a_folder_at_a_time(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simmoe([*command, "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
+    script = (
+        "import fcntl, sys; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        "print('locked', flush=True); input()"
+    )
+    locked = [sys.executable, "-c", script, str(tmp_path / "out" / "inputs.json")]
+    with subprocess.Popen(locked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "locked\n"
+        assert simmoe([*command, "--jobs", "1", "--out", str(tmp_path / "out")]) == 5
+        other.communicate("\n")
+    assert "another sweep is at work" in capsys.readouterr().err
+    assert simmoe([*command, "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ("--rates 5,x", 2, "--rates has 'x', which is no number; write them as in 5,10,20"),
+        ("--rates 5,inf", 2, "--rates has inf; a rate must be a finite number of requests/s above 0"),
+        ("--rates 5,0", 2, "--rates has 0; a rate must be a finite number"),
+        ("--rates 5,5.0", 2, "--rates has 5 twice; give each rate once"),
+        ("--seeds 0", 2, "--seeds is 0; it must be at least 1"),
+        ("--jobs 0", 2, "--jobs is 0; it must be at least 1"),
+        ("--policy fifo+queue-aware", 2, "is the same policy as 'fifo'"),
+        ("--policy lane", 2, "no policy 'lane' (did you mean 'lanes'?)"),
+        ("--rate 5", 2, "No such option '--rate'"),
+        ("--slo-tpot nan", 2, "--slo-tpot is nan"),
+        ("--trace nothing.csv", 2, "no trace or file 'nothing.csv'"),
+        ("--min-total-tokens 99999", 3, "none of 30 rows has 99999.."),
+    ],
+)
+def test_bad_options_get_one_line_and_leave_nothing(
+    options: str, code: int, message: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simmoe([*command, *options.split(), "--out", str(tmp_path / "out")]) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("simmoe: ") and message in lines[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_places_that_cannot_be_written_are_refused_before_any_work(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    assert simmoe([*command, "--jobs", "1", "--out", str(tmp_path / "other")]) == 0
+    capsys.readouterr()
+    before = files_of(tmp_path)
+    for out, extra, message in (
+        ("file", [], "is a file, not a folder"),
+        ("file/deeper", [], "Not a directory"),
+        ("full", [], "is not empty and holds no sweep"),
+        ("other", ["--seeds", "3"], "holds another sweep (seeds is 2 there, 3 here)"),
+    ):
+        assert simmoe([*command, *extra, "--out", str(tmp_path / out)]) == 5
+        printed = capsys.readouterr()
+        assert message in printed.err.splitlines()[-1] and printed.out == ""
+    assert files_of(tmp_path) == before
+
+
+def test_a_deployment_that_serves_nobody_says_so(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simmoe([*command, "--num-gpu-blocks", "2", "--jobs", "1", "--out", str(tmp_path / "out")]) == 1
+    assert "finished none of 30 requests offline (30 rejected)" in capsys.readouterr().err
+
+
+def test_the_default_folder_is_named_by_the_inputs(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seeds in ("1", "1", "2"):
+        assert simmoe([*command, "--seeds", seeds, "--jobs", "1"]) == 0
+    names = sorted(path.name for path in (tmp_path / "sweeps").iterdir())
+    assert len(names) == 2 and all(name.startswith("requests-mu16-sigma5-2ranks-") for name in names)
+
+
+def test_a_cell_is_labelled_by_its_load(trace: Path) -> None:
+    cell = Cell(WorkloadSpec(trace=str(trace), rate=math.inf), "fifo", PROFILE, SimConfig(), Slo())
+    assert cell.label == "policy 'fifo', offline, seed 0"
+    assert replace(cell, workload=replace(cell.workload, rate=2.5, seed=7)).label == "policy 'fifo', rate 2.5, seed 7"
