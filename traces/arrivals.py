@@ -52,7 +52,8 @@ def onoff(n: int, rate: float, on_s: float, off_s: float, seed: int) -> FloatCol
         phases = rng.standard_exponential((max(_PHASE_BLOCK, len(ends)), 2)) * (on_s, off_s)
         ends = np.concatenate([ends, ends[-1] + np.cumsum(phases, axis=0)])
     phase = np.searchsorted(ends[:, 0], while_on_s, side="right") - 1
-    return while_on_s + np.asarray(ends[phase, 1])
+    off_before_s: FloatColumn = ends[phase, 1]
+    return while_on_s + off_before_s
 
 
 def rescaled(recorded_s: FloatColumn, rate: float) -> FloatColumn:

@@ -15,7 +15,7 @@ from simmoe.traces.catalog import NamedTrace, resolve
 from simmoe.traces.columns import HashRuns, NumberedIds
 from simmoe.traces.reader import Trace, read_trace
 from simmoe.traces.spec import WorkloadSpec
-from simmoe.traces.streams import LENGTHS, stream
+from simmoe.traces.streams import CELLS, DESCRIPTION, LENGTHS, stream
 from simmoe.traces.summary import Summary, shipped
 from simmoe.traces.workload import Workload
 
@@ -83,6 +83,7 @@ def _from_file(spec: WorkloadSpec, named: NamedTrace | None, trace: Trace) -> Wo
         "arrivals": described,
         "budgets": drawn,
         "seed": spec.seed,
+        "random_streams": DESCRIPTION,
     }
     return Workload(
         request_id=trace.request_id.take(rows) if trace.request_id is not None and once else NumberedIds(n),
@@ -128,6 +129,7 @@ def _from_summary(spec: WorkloadSpec, named: NamedTrace) -> Workload:
         "arrivals": described,
         "budgets": drawn,
         "seed": spec.seed,
+        "random_streams": DESCRIPTION,
     }
     return Workload(
         request_id=NumberedIds(n),
@@ -140,7 +142,7 @@ def _from_summary(spec: WorkloadSpec, named: NamedTrace) -> Workload:
 
 
 def _sample(spec: WorkloadSpec, summary: Summary, rows: IntColumn) -> _Lengths:
-    prompt, output = summary.lengths(rows, stream(spec.seed, LENGTHS + "/within cells"))
+    prompt, output = summary.lengths(rows, stream(spec.seed, CELLS))
     return _Lengths(prompt, output, at=lambda i: f"request {i} drawn from the shipped summary")
 
 

@@ -64,6 +64,11 @@ def fetch(file: TraceFile, folder: Path, url: str | None = None, progress: Progr
     return path, sha256
 
 
+def as_published(file: TraceFile, path: Path) -> bool:
+    """Return whether ``path`` holds the published bytes, as far as a checksum is known; a gzipped copy is believed."""
+    return file.sha256 is None or path.suffix == ".gz" or _sha256(path) == file.sha256
+
+
 def _download(address: str, partial: Path, progress: Progress | None) -> None:
     """Append to ``partial`` what it lacks; from the start if the server does not serve ranges."""
     have = partial.stat().st_size if partial.exists() else 0

@@ -110,8 +110,8 @@ class RowFile:
     def _csv(self, lines: Iterator[str]) -> Iterator[Chunk]:
         self.header_lines = 1
         row = 1
+        reader = csv.reader(lines, strict=True)
         try:
-            reader = csv.reader(lines, strict=True)
             header = [name.strip() for name in next(reader)]
             self._choose(header)
             wanted = {name: header.index(name) for name in self.columns}

@@ -54,7 +54,7 @@ class WorkloadSpec:
     k_max: int = 32
     """Largest budget the deployment can run, sub-expert units."""
     seed: int = 0
-    """Root of the named random streams: lengths, arrivals, phases, budgets."""
+    """Root of the named random streams."""
 
     def __post_init__(self) -> None:
         if self.arrivals is not None and self.arrivals not in ARRIVALS:

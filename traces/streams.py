@@ -6,14 +6,20 @@ import hashlib
 
 import numpy as np
 
-#: Which rows are taken and in which order; where the shipped summary's requests fall in their cells.
+#: Which rows are taken and in which order.
 LENGTHS = "lengths"
+#: Where requests of the shipped summary fall within their cells.
+CELLS = "cells"
 #: Gaps between arrivals, at unit mean: a rate only scales them.
 ARRIVALS = "arrivals"
 #: On and off phases of bursty arrivals.
 PHASES = "phases"
 #: Routing budgets.
 BUDGETS = "budgets"
+
+
+#: How streams come about, for the manifest.
+DESCRIPTION = "PCG64 from SeedSequence(seed, spawn_key=sha256(name)); names: lengths, cells, arrivals, phases, budgets"
 
 
 def stream(seed: int, name: str) -> np.random.Generator:

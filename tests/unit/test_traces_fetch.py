@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from simmoe.cli import run
 from simmoe.errors import OutputError, TraceError
-from simmoe.traces.catalog import TraceFile
+from simmoe.traces.catalog import TRACES, NamedTrace, TraceFile
 from simmoe.traces.fetch import fetch
 
 CONTENT = b"TIMESTAMP,ContextTokens,GeneratedTokens\n" + b"2023-11-16 18:15:46.6805900,374,44\n" * 20_000
@@ -143,6 +144,26 @@ def test_http_error_and_no_server(server: Server, tmp_path: Path) -> None:
         fetch(trace_file(server), tmp_path)
     with pytest.raises(TraceError, match=r"cannot fetch http://127\.0\.0\.1:9/x"):
         fetch(trace_file(server), tmp_path, url="http://127.0.0.1:9/x")
+
+
+def test_command_replaces_what_is_not_as_published(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SIMMOE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    named = NamedTrace("mine", trace_file(server), "a trace")
+    monkeypatch.setitem(TRACES, "mine", named)
+    cached = tmp_path / "simmoe" / "trace.csv"
+    cached.parent.mkdir()
+    cached.write_bytes(b"damaged")
+    assert run(["traces", "fetch", "mine"]) == 0
+    assert cached.read_bytes() == CONTENT
+    first = capsys.readouterr()
+    assert "is not trace.csv as published" in first.err
+    assert f"{cached}  sha256 {named.file.sha256} (as published)" in first.out
+    assert run(["traces", "fetch", "mine"]) == 0
+    assert f"already at {cached}" in capsys.readouterr().out
+    assert len(server.asked) == 1
 
 
 def test_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def fetch(names: tuple[str, ...], url: str | None) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
+    from simmoe.traces.fetch import as_published
     from simmoe.traces.fetch import fetch as download
 
     for name in names:
@@ -104,8 +105,10 @@ def fetch(names: tuple[str, ...], url: str | None) -> None:
         raise UsageError("--url names one file; fetch one trace at a time")
     for file in files:
         if (present := find(file)) is not None:
-            click.echo(f"{file.file_name} is already at {present}")
-            continue
+            if as_published(file, present):
+                click.echo(f"{file.file_name} is already at {present}")
+                continue
+            click.echo(f"{present} is not {file.file_name} as published; fetching that", err=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(file.file_name, total=None)
