@@ -33,11 +33,12 @@ from simmoe.traces.spec import WorkloadSpec
 
 DEFAULT_POLICIES = ("fixed-k", "fifo", "tiers", "lanes")
 BASELINE = "fifo"
+#: Enough that arrivals last several times as long as a request stays: fewer, and the run is all filling and draining.
 DEFAULT_REQUESTS = 4096
 
 
 @click.command()
-@workload_options(one_run=False)
+@workload_options(one_run=False, requests=DEFAULT_REQUESTS)
 @deployment_options(ranks=2)
 @click.option("--rates", metavar="R,R,...", help="Offered loads, requests/s.  [default: found around saturation]")
 @click.option(
@@ -60,8 +61,6 @@ def sweep(
     """
     slo = take_slo(options)
     deployment = resolve_deployment(take_deployment(options))
-    if options["requests"] is None:
-        options["requests"] = DEFAULT_REQUESTS
     spec = spec_from_options(deployment.config.k_max, **options)
     choices = _choices(policies or DEFAULT_POLICIES)
     if seeds < 1:

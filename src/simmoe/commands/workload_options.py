@@ -31,9 +31,8 @@ _FILTER = (
     click.option("--min-total-tokens", type=int, metavar="N", help="Leave out rows below N prompt + output tokens."),
     click.option("--max-total-tokens", type=int, metavar="N", help="Leave out rows above N prompt + output tokens."),
 )
-_LENGTHS = (
-    click.option("--clip-total-tokens", type=int, metavar="N", help="Shorten prompts so that prompt + output fits N."),
-    click.option("--requests", type=int, metavar="N", help="How many requests.  [default: every row]"),
+_CLIP = click.option(
+    "--clip-total-tokens", type=int, metavar="N", help="Shorten prompts so that prompt + output fits N."
 )
 _ARRIVALS = (
     click.option(
@@ -69,23 +68,28 @@ _ONE_RUN = (
 @overload
 def workload_options(command: Command, /) -> Command: ...
 @overload
-def workload_options(*, one_run: bool) -> Callable[[Command], Command]: ...
-def workload_options(command: Any = None, /, *, one_run: bool = True) -> Any:
+def workload_options(*, one_run: bool = True, requests: int | None = None) -> Callable[[Command], Command]: ...
+def workload_options(command: Any = None, /, *, one_run: bool = True, requests: int | None = None) -> Any:
     """Add the workload's options to a click command.
 
     Args:
         one_run: whether the command replays one workload and takes one ``--rate`` and ``--seed``; a sweep has its own.
+        requests: the command's default for ``--requests``; None: every row.
     """
     if command is None:
-        return functools.partial(workload_options, one_run=one_run)
-    for option in reversed((*_FILTER, *_LENGTHS, *_ARRIVALS, *(_ONE_RUN if one_run else ()), *_BUDGETS)):
+        return functools.partial(workload_options, one_run=one_run, requests=requests)
+    shown = "every row" if requests is None else str(requests)
+    count = click.option(
+        "--requests", type=int, metavar="N", default=requests, help=f"How many requests.  [default: {shown}]"
+    )
+    for option in reversed((*_FILTER, _CLIP, count, *_ARRIVALS, *(_ONE_RUN if one_run else ()), *_BUDGETS)):
         command = option(command)
     return command
 
 
 def trace_options(command: Command) -> Command:
     """Add the options on a trace's rows and their lengths, without arrivals and budgets."""
-    for option in reversed((*_FILTER[1:], _LENGTHS[0])):
+    for option in reversed((*_FILTER[1:], _CLIP)):
         command = option(command)
     return command
 

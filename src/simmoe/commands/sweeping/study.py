@@ -143,6 +143,6 @@ def _gather(
         if isinstance(failure, PolicyError):
             failure = save_evidence(failure, store.folder)
         others = f"; {len(failures) - 1} more cells failed" if len(failures) > 1 else ""
-        kept = f"finished cells ({store.num_cells()}) are kept in '{store.folder}'"
-        raise type(failure)(f"{cells[first].label}: {failure}{others}; {kept}")
+        rest = f"finished cells ({store.num_cells()}) are kept in '{store.folder}'"
+        raise type(failure)(f"{cells[first].label}: {failure}{others}; {rest}")
     return [done[index] for index in range(len(cells))]

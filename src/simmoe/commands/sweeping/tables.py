@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from simmoe.analysis.grid import SweepGrid, Winner
 from simmoe.analysis.stats import Estimate
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 #: Width of the tables where stdout is no terminal: wide enough that nothing is cut.
-_FILE_WIDTH = 150
+_FILE_WIDTH = 120
 
 
 def print_tables(grid: SweepGrid, counts: Mapping[str, int], goodput: bool) -> None:
@@ -29,15 +29,19 @@ def print_tables(grid: SweepGrid, counts: Mapping[str, int], goodput: bool) -> N
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH, highlight=False)
-    console.print(_verdict(grid))
-    console.print(_full(grid, goodput))
+    gap = 2 if console.width >= 100 else 1
+    console.print(_verdict(grid, gap))
+    console.print()
+    console.print(_full(grid, goodput, gap))
+    console.print()
     _print_notes(console, grid, counts)
 
 
-def _verdict(grid: SweepGrid) -> Table:
-    table = _table(f"Which policy, at which load: least mean TTFT, and what it gains over {grid.baseline}")
-    for name in ("rate /s", "load", "policy", "TTFT mean", "change", "TTFT p99", "change", "not told from"):
-        table.add_column(name, justify="left" if name in ("policy", "not told from") else "right")
+def _verdict(grid: SweepGrid, gap: int) -> Table:
+    table = _table(f"Which policy, at which load: least mean TTFT, and its change from {grid.baseline}", gap)
+    for name in ("rate/s", "load", "policy", "TTFT ms", "change", "p99 ms", "change", "tied with"):
+        justify: Literal["left", "right"] = "left" if name in ("policy", "tied with") else "right"
+        table.add_column(name, justify=justify, overflow="fold")
     metrics = ("ttft_mean_s", "ttft_p99_s")
     estimates, changes = [grid.estimate(name) for name in metrics], [grid.change(name) for name in metrics]
     for i, winner in enumerate(grid.winners("ttft_mean_s")):
@@ -46,33 +50,33 @@ def _verdict(grid: SweepGrid) -> Table:
             table.add_row(*row, "no request finished")
             continue
         j = grid.policies.index(winner.policy)
-        row.append(f"[bold]{winner.policy}[/bold]")
+        row.append(f"[bold]{_escape(winner.policy)}[/bold]")
         for estimate, change in zip(estimates, changes, strict=True):
-            row.append(_value(estimate, i, j, *_scale(float(estimate.mean[i, j]))))
+            row.append(_value(estimate, i, j, 1e3))
             row.append("" if winner.policy == grid.baseline else _percent(change, i, j))
         table.add_row(*row, _ties(winner, grid))
     return table
 
 
-def _full(grid: SweepGrid, goodput: bool) -> Table:
+def _full(grid: SweepGrid, goodput: bool, gap: int) -> Table:
     estimates = {name: grid.estimate(name) for name in grid.values}
     left = estimates["injected"].mean - estimates["finished"].mean
-    table = _table("Every policy: mean over seeds ± 95% confidence")
-    columns = ["rate /s", "policy", "TTFT mean ms", "TTFT p99 ms", "TPOT ms", "finished /s"]
-    columns += ["goodput /s"] if goodput else []
-    columns += ["k run", "over-served", "busy"]
+    table = _table("Every policy: mean over seeds ± 95% confidence", gap)
+    columns = ["rate/s", "policy", "TTFT ms", "p99 ms", "TPOT ms", "done/s"]
+    columns += ["good/s"] if goodput else []
+    columns += ["k run", "over", "busy"]
     columns += ["unfinished"] if left.any() else []
     for name in columns:
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=name == "policy")
+        table.add_column(name, justify="left" if name == "policy" else "right", overflow="fold")
     for i, rate in enumerate(grid.rates):
         for j, policy in enumerate(grid.policies):
-            cells = [f"{rate:g}" if j == 0 else "", policy]
+            cells = [f"{rate:g}" if j == 0 else "", _escape(policy)]
             cells += [_value(estimates[f"{name}_s"], i, j, 1e3) for name in ("ttft_mean", "ttft_p99", "tpot_mean")]
             cells += [_value(estimates["request_throughput_per_s"], i, j)]
             cells += [_value(estimates["goodput_per_s"], i, j)] if goodput else []
             cells += [
-                f"{estimates['executed_k'].mean[i, j]:.2f}",
-                f"{estimates['over_serving'].mean[i, j] - 1:.0%}",
+                f"{estimates['executed_k'].mean[i, j]:.1f}",
+                f"{estimates['over_serving'].mean[i, j]:.2f}",
                 f"{estimates['utilisation'].mean[i, j]:.0%}",
             ]
             cells += [f"{left[i, j]:g}"] if left.any() else []
@@ -82,38 +86,51 @@ def _full(grid: SweepGrid, goodput: bool) -> Table:
 
 def _print_notes(console: Console, grid: SweepGrid, counts: Mapping[str, int]) -> None:
     saturation = ", ".join(f"{policy} {rate:.4g}" for policy, rate in grid.saturation.items())
-    console.print(f"Saturation, requests/s: {saturation}. Load 1 is that of {grid.baseline}.")
-    parts = " + ".join(f"{count} {name}" for name, count in counts.items() if name != "injected")
-    console.print(f"Requests over all cells: {counts['injected']} injected = {parts}.")
+    console.print(f"Saturation, requests/s: {_escape(saturation)}. Load 1 is that of {_escape(grid.baseline)}.")
+    console.print("tied with: the paired 95% interval of the difference includes 0. over: executed k over requested k.")
+    parts = " + ".join(f"{count:,} {name}" for name, count in counts.items() if name != "injected")
+    console.print(f"Requests over all cells: {counts['injected']:,} injected = {parts}.")
 
 
-def _table(title: str) -> Table:
+def _table(title: str, gap: int) -> Table:
     from rich import box
     from rich.table import Table
 
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, gap - 1, 0, 0),
+    )
 
 
 def _ties(winner: Winner, grid: SweepGrid) -> str:
     if len(grid.seeds) < 2:
         return "one seed: no test"
-    return ", ".join(winner.ties) if winner.ties else "-"
+    return _escape(", ".join(winner.ties)) if winner.ties else "-"
 
 
-def _scale(seconds: float) -> tuple[float, str]:
-    return (1.0, " s") if seconds >= 1 else (1e3, " ms")
-
-
-def _value(estimate: Estimate, i: int, j: int, scale: float = 1.0, unit: str = "") -> str:
+def _value(estimate: Estimate, i: int, j: int, scale: float = 1.0) -> str:
+    """Show a mean to three significant digits and its half-width to as many decimals."""
     mean, half = scale * float(estimate.mean[i, j]), scale * float(estimate.half_width[i, j])
     if math.isnan(mean):
         return "-"
     decimals = max(0, 2 - math.floor(math.log10(abs(mean)))) if mean else 0
-    spread = "" if math.isnan(half) else f" ± {half:,.{decimals}f}"
-    return f"{mean:,.{decimals}f}{spread}{unit}"
+    spread = "" if math.isnan(half) else f"±{half:,.{decimals}f}"
+    return f"{mean:,.{decimals}f}{spread}"
 
 
 def _percent(change: Estimate, i: int, j: int) -> str:
     mean, half = 100 * float(change.mean[i, j]), 100 * float(change.half_width[i, j])
-    spread = "" if math.isnan(half) else f" ± {half:.1f}"
-    return f"{mean:+.1f}{spread} %"
+    spread = "" if math.isnan(half) else f"±{half:.1f}"
+    return f"{mean:+.1f}{spread}%"
+
+
+def _escape(text: str) -> str:
+    """Keep a policy's own brackets from being read as markup."""
+    from rich.markup import escape as rich_escape
+
+    return rich_escape(text)
