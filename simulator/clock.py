@@ -13,10 +13,14 @@ from heapq import heappush
 import simpy
 from simpy.events import EventPriority
 
-ARRIVAL = 1
+ARRIVAL = EventPriority(1)
 """Priority of arrivals at one instant."""
-BOUNDARY = 2
-"""Priority of rank 0's step boundary; rank r's is BOUNDARY + r."""
+
+
+def boundary_of(dp_rank: int) -> EventPriority:
+    """Return the priority of a rank's step boundaries and wake-ups."""
+    return EventPriority(2 + dp_rank)
+
 
 Callback = Callable[[simpy.Event], None]
 
@@ -38,11 +42,11 @@ class Clock(simpy.Environment):
     needs.
     """
 
-    def at(self, time_s: float, priority: int, callback: Callback) -> Alarm:
+    def at(self, time_s: float, priority: EventPriority, callback: Callback) -> Alarm:
         """Call ``callback`` at ``time_s`` (not before now), after lower priorities of the same instant."""
         assert time_s >= self._now, (time_s, self._now)
         alarm = Alarm(self, callback)
-        heappush(self._queue, (time_s, EventPriority(priority), next(self._eid), alarm))
+        heappush(self._queue, (time_s, priority, next(self._eid), alarm))
         return alarm
 
     def run_before(self, horizon_s: float) -> None:

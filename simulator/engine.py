@@ -12,7 +12,7 @@ from typing import Protocol
 
 import simpy
 
-from simmoe.simulator.clock import BOUNDARY, Alarm, Clock
+from simmoe.simulator.clock import Alarm, Clock, boundary_of
 from simmoe.simulator.request import SimRequest
 from simmoe.simulator.result import RankTotals
 from simmoe.simulator.scheduler import Scheduler
@@ -69,6 +69,7 @@ class Engine:
         self.lead = 2 if scheduler.config.async_scheduling else 1
         """A step is composed when the step this many places before it ends."""
         self._after_compose = after_compose
+        self._priority = boundary_of(scheduler.dp_rank)
         self._executing: Step | None = None
         self._composed: Step | None = None
         """With asynchronous scheduling, the step that follows the executing one."""
@@ -116,7 +117,7 @@ class Engine:
     # -------------------------------------------------------------------------------------------------- the step loop
 
     def _set_alarm(self, time_s: float) -> None:
-        self._alarm = self.clock.at(time_s, BOUNDARY + self.scheduler.dp_rank, self._boundary)
+        self._alarm = self.clock.at(time_s, self._priority, self._boundary)
 
     def _boundary(self, alarm: simpy.Event) -> None:
         if alarm is not self._alarm:
@@ -223,9 +224,12 @@ class Engine:
             self._composed = self._stretch_step(stretch, num_steps + 1, last)
 
     def _stretch_step(self, stretch: Stretch, position: int, like: Step) -> Step:
-        shape = stretch.shape_at(position)
-        cost = self.scheduler.cost.step_s(shape)
-        step = Step(stretch.first_index + position, shape, cost, self.scheduler.decodes.sum_k_qos)
+        step = Step(
+            stretch.first_index + position,
+            stretch.shape_at(position),
+            stretch.duration_s(position),
+            self.scheduler.decodes.sum_k_qos,
+        )
         step.num_waiting, step.num_running = like.num_waiting, like.num_running
         return step
 

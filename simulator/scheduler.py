@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import overload
 
-from simmoe.policies.protocols import BatchPolicy, StepPlan
+from simmoe.policies.protocols import ADMIT_ALL, BatchPolicy, StepPlan
 from simmoe.policies.views import RequestView, StepView
 from simmoe.profiles.shape import StepCost, StepShape
 from simmoe.simulator.asking import Asker
@@ -28,6 +28,21 @@ from simmoe.simulator.request import SimRequest
 from simmoe.simulator.result import RankTotals
 from simmoe.simulator.step import Step
 from simmoe.simulator.waiting_queue import WaitingQueue, WaitingView
+
+
+class _Prompts:
+    """The prompt tokens of a step being composed."""
+
+    __slots__ = ("admitted", "budget", "completed", "k_exec", "kv_pairs", "num_seqs", "num_tokens", "qos_slots")
+
+    def __init__(self, budget: int, k_exec: int) -> None:
+        self.budget = budget
+        """Tokens the step can still take."""
+        self.k_exec = k_exec
+        """The largest budget in the step so far."""
+        self.num_tokens = self.num_seqs = self.kv_pairs = self.qos_slots = 0
+        self.admitted: list[SimRequest] = []
+        self.completed: list[SimRequest] = []
 
 
 class Scheduler:
@@ -87,51 +102,39 @@ class Scheduler:
         index = self.next_index
         self._retire(index - 1)
         preempted = not self._extend_decodes(index)
-        budget = self.config.max_num_batched_tokens - self.decodes.num_seqs
-        tokens = pairs = prompts = qos = 0
-        k_exec = self.decodes.k_exec
-        completed: list[SimRequest] = []
-        admitted: list[SimRequest] = []
+        decodes = self.decodes
+        num_decodes = decodes.num_seqs
+        prompts = _Prompts(self.config.max_num_batched_tokens - num_decodes, decodes.k_exec)
         request = self.partial
-        if request is not None:
-            chunk = min(request.prefill_tokens - request.num_computed_tokens, budget)
-            if chunk and self._extend_partial(request, chunk):
-                pairs += self._compute(request, chunk, completed)
-                tokens += chunk
-                prompts += 1
-                qos += chunk * request.k_qos
-                k_exec = max(k_exec, request.k_exec)
-                budget -= chunk
-            elif chunk:
+        if request is not None and prompts.budget:
+            chunk = min(request.prefill_tokens - request.num_computed_tokens, prompts.budget)
+            if self._extend_partial(request, chunk):
+                self._compute(request, chunk, prompts)
+            else:
                 preempted = True
-        if not preempted and budget and self.may_admit(now_s):
-            for request, chunk in self._admit(now_s, budget, k_exec):
-                pairs += self._compute(request, chunk, completed)
-                tokens += chunk
-                prompts += 1
-                qos += chunk * request.k_qos
-                k_exec = max(k_exec, request.k_exec)
-                admitted.append(request)
-        num_decodes = self.decodes.num_seqs
-        if not tokens and not num_decodes:
+        if not preempted and prompts.budget and self.may_admit(now_s):
+            self._admit(now_s, prompts)
+        if not prompts.num_tokens and not num_decodes:
             return None
         shape = StepShape(
-            tokens, pairs, prompts, num_decodes, self.decodes.kv_tokens(index) if num_decodes else 0,
-            max(k_exec, self.k_floor),
-        )  # fmt: skip
-        step = Step(index, shape, self.cost.step_s(shape), qos + self.decodes.sum_k_qos)
-        step.completed_prompts = completed
-        step.admitted = admitted
+            prompts.num_tokens,
+            prompts.kv_pairs,
+            prompts.num_seqs,
+            num_decodes,
+            decodes.kv_tokens(index) if num_decodes else 0,
+            max(prompts.k_exec, self.k_floor),
+        )
+        step = Step(index, shape, self.cost.step_s(shape), prompts.qos_slots + decodes.sum_k_qos)
         step.num_waiting = len(self.waiting)
         step.num_running = len(self.running)
         self.next_index = index + 1
-        if tokens:
+        if prompts.num_tokens:
             self.plan_stale = True
-            for request in completed:
+            step.completed_prompts = prompts.completed
+            step.admitted = prompts.admitted
+            for request in prompts.completed:
                 self._begin_decoding(request, index)
-        used = self.pool.num_used_blocks
-        if used > self.totals.kv_peak_blocks:
-            self.totals.kv_peak_blocks = used
+        self._note_peak()
         return step
 
     def finish(self, index: int) -> list[SimRequest]:
@@ -170,9 +173,7 @@ class Scheduler:
         """Compose ``num_steps`` further decode-only steps of the sequences at hand, for which the blocks are free."""
         self.pool.take(self.decodes.new_blocks_over(self.next_index, num_steps))
         self.next_index += num_steps
-        used = self.pool.num_used_blocks
-        if used > self.totals.kv_peak_blocks:
-            self.totals.kv_peak_blocks = used
+        self._note_peak()
 
     @property
     def k_running(self) -> int:
@@ -289,42 +290,36 @@ class Scheduler:
 
     # ---------------------------------------------------------------------------------------------- waiting requests
 
-    def _admit(self, now_s: float, budget: int, k_running: int) -> Iterator[tuple[SimRequest, int]]:
-        """Ask the policy, move who may and can enter into the running set, and yield each with its first chunk."""
-        plan = self._make_plan(now_s, budget, k_running)
-        entered = 0
-        for request in self._candidates(plan):
-            chunk = self._enter(request, budget)
-            if not chunk:
-                break
-            entered += 1
-            budget -= chunk
-            yield request, chunk
-            if not budget or len(self.running) >= self.config.max_num_seqs:
-                break
-        if not entered and not self.running and (plan.order is not None or plan.k_max is not None):
+    def _admit(self, now_s: float, prompts: _Prompts) -> None:
+        """Ask the policy, and move who may and can enter into the running set and the step."""
+        plan = self._make_plan(now_s, prompts)
+        self._let_in(plan, prompts)
+        if not self.running and (plan.order is not None or plan.k_max is not None):
             self.gates_opened += 1
-            for request in self._candidates(StepPlan()):
-                chunk = self._enter(request, budget)
-                if not chunk:
-                    break
-                budget -= chunk
-                yield request, chunk
-                if not budget or len(self.running) >= self.config.max_num_seqs:
-                    break
+            self._let_in(ADMIT_ALL, prompts)
 
-    def _make_plan(self, now_s: float, budget: int, k_running: int) -> StepPlan:
+    def _let_in(self, plan: StepPlan, prompts: _Prompts) -> None:
+        for request in self._candidates(plan):
+            chunk = self._enter(request, prompts.budget)
+            if not chunk:
+                return
+            prompts.admitted.append(request)
+            self._compute(request, chunk, prompts)
+            if not prompts.budget or len(self.running) >= self.config.max_num_seqs:
+                return
+
+    def _make_plan(self, now_s: float, prompts: _Prompts) -> StepPlan:
         oldest = self.waiting.oldest()
         view = StepView(
             now_s=now_s,
             dp_rank=self.dp_rank,
             waiting=self._waiting_view,
             running=self._running_view,
-            token_budget=budget,
+            token_budget=prompts.budget,
             max_num_seqs=self.config.max_num_seqs,
             free_kv_blocks=self.pool.num_free_blocks,
             block_size=self.config.block_size,
-            k_running=k_running,
+            k_running=prompts.k_exec,
             oldest=None if oldest is None else oldest.view,
             num_preempted=self.waiting.num_preempted,
         )
@@ -388,18 +383,24 @@ class Scheduler:
             units.pop()
         return units
 
-    def _compute(self, request: SimRequest, chunk: int, completed: list[SimRequest]) -> int:
-        """Account for a chunk of a prompt; return its query-key pairs."""
+    def _compute(self, request: SimRequest, chunk: int, prompts: _Prompts) -> None:
+        """Put a chunk of a prompt, whose blocks are taken, into the step."""
         before = request.num_computed_tokens
         request.num_computed_tokens = before + chunk
-        if isinstance(self.pool, PrefixBlockPool) and request.prefix_hashes:
+        prompts.budget -= chunk
+        prompts.num_tokens += chunk
+        prompts.num_seqs += 1
+        prompts.kv_pairs += chunk * before + chunk * (chunk + 1) // 2
+        prompts.qos_slots += chunk * request.k_qos
+        if request.k_exec > prompts.k_exec:
+            prompts.k_exec = request.k_exec
+        if request.prefix_hashes and isinstance(self.pool, PrefixBlockPool):
             self._cache_units(request, self.pool)
         if before + chunk == request.prefill_tokens:
-            completed.append(request)
+            prompts.completed.append(request)
             self.partial = None
         else:
             self.partial = request
-        return chunk * before + chunk * (chunk + 1) // 2
 
     def _cache_units(self, request: SimRequest, pool: PrefixBlockPool) -> None:
         """Make the hash blocks computed so far findable (a preempted request's prompt is its original one)."""
@@ -414,6 +415,11 @@ class Scheduler:
             if unit is None:
                 break  # somebody computed the same block meanwhile; this copy stays anonymous, as in vLLM
             request.cached_units.append(unit)
+
+    def _note_peak(self) -> None:
+        used = self.pool.num_usable_blocks - self.pool.num_free_blocks
+        if used > self.totals.kv_peak_blocks:
+            self.totals.kv_peak_blocks = used
 
     def _begin_decoding(self, request: SimRequest, index: int) -> None:
         """Record that step ``index`` completes the prompt: decodes follow from the next step on."""

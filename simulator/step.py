@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simmoe.profiles.shape import StepShape
 from simmoe.simulator.request import SimRequest
 
@@ -33,9 +35,9 @@ class Step:
         """Requests left waiting when it was composed."""
         self.num_running = 0
         """Requests running once it was composed."""
-        self.admitted: list[SimRequest] = []
+        self.admitted: Sequence[SimRequest] = ()
         """Requests whose first chunk it computes."""
-        self.completed_prompts: list[SimRequest] = []
+        self.completed_prompts: Sequence[SimRequest] = ()
         """Requests whose prompt it completes: their next output token comes at its end."""
 
     @property

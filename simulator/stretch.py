@@ -22,7 +22,7 @@ SHORT = 24
 class Stretch:
     """Steps ``first_index`` .. ``first_index + num_skipped``; the last is left for the engine to end by itself."""
 
-    __slots__ = ("_kv_start", "durations", "ends", "first_index", "num_skipped", "shape", "start_s")
+    __slots__ = ("_kv_start", "durations", "ends", "first_index", "line", "num_skipped", "shape", "start_s")
 
     def __init__(
         self, start_s: float, first_index: int, num_skipped: int, decodes: DecodeSet, k_exec: int, line: DecodeLine
@@ -33,6 +33,7 @@ class Stretch:
         """Boundaries passed without stopping: the ends of the first ``num_skipped`` steps."""
         self.shape = StepShape(0, 0, 0, decodes.num_seqs, 0, k_exec)
         """Shape of every step but for its KV tokens."""
+        self.line = line
         self._kv_start = decodes.kv_tokens(first_index)
         self.durations: list[float] | npt.NDArray[np.float64]
         """[num_skipped + 1] seconds."""
@@ -63,6 +64,13 @@ class Stretch:
     def shape_at(self, position: int) -> StepShape:
         """Return the shape of the step at this position."""
         return self.shape._replace(decode_kv_tokens=self.kv_tokens(position))
+
+    def duration_s(self, position: int) -> float:
+        """Return the time that the step at this position takes, beyond the stretch too."""
+        if position < len(self.durations):
+            return float(self.durations[position])
+        base, slope, floor = self.line
+        return max(base + slope * self.kv_tokens(position), floor)
 
     def passed_before(self, time_s: float) -> int:
         """Return how many steps end strictly before ``time_s``."""

@@ -82,12 +82,10 @@ class WaitingQueue:
         if not self._by_id:
             return None
         if self._queue_key is None:
-            # Entries are by arrival; a preempted request had been admitted before any of them but may be younger than
-            # another preempted one.
-            return min(
-                [*self._preempted, *(entry[3] for entry in self._entries[self._head : self._head + 1])],
-                key=lambda r: (r.view.arrival_s, r.row),
-            )
+            if not self._preempted:
+                return self._entries[self._head][3]
+            # Entries are by arrival, and preempted requests are older than any of them but in no order themselves.
+            return min(self._preempted, key=lambda r: (r.view.arrival_s, r.row))
         while self._by_id.get(self._arrivals[0][2].view.request_id) is not self._arrivals[0][2]:
             heappop(self._arrivals)
         return self._arrivals[0][2]
