@@ -11,7 +11,7 @@ sweep: $(VENV)/.run
 	$(BIN)/simmoe sweep --trace azure --mu 16 --sigma 5 $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/pytest -n $(JOBS) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
