@@ -25,6 +25,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES = ("-", (0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 _SIZE_INCHES = (13.5, 7.6)
 _DPI = 110
+_LINE = 140  # characters of the headline that fit the width
 
 _RC = {
     "font.size": 9.5,
@@ -137,7 +138,7 @@ def _draw_panel(ax: Axes, grid: SweepGrid, panel: Panel) -> None:
     ax.set_xlim(0, x[-1] * 1.05)
     capacity = grid.capacity_per_s
     if capacity <= 1.3 * x[-1]:
-        ax.set_xlim(0, max(x[-1], capacity) * 1.05)
+        ax.set_xlim(0, max(x[-1], *(rate for rate in grid.saturation.values() if rate <= 1.3 * x[-1])) * 1.05)
         ax.axvline(
             capacity,
             color="#777777",
@@ -190,21 +191,28 @@ def _draw_requested(ax: Axes, grid: SweepGrid) -> None:
 
 def _answer(grid: SweepGrid) -> str:
     """Say in one line which policy has the least mean TTFT at which load, joining neighbouring rates."""
-    spans: list[tuple[str, list[float]]] = []
-    for rate, winner in zip(grid.rates, grid.winners("ttft_mean_s"), strict=True):
+    change = grid.change("ttft_mean_s").mean
+    spans: list[tuple[str, bool, list[int]]] = []  # policy, whether it is tied with the baseline, places of the rates
+    for i, winner in enumerate(grid.winners("ttft_mean_s")):
         if winner is None:
             continue
-        name = winner.policy if not winner.ties else f"{winner.policy} (not told from {', '.join(winner.ties)})"
-        if spans and spans[-1][0] == name:
-            spans[-1][1].append(rate)
+        tied = grid.baseline in winner.ties
+        if spans and spans[-1][:2] == (winner.policy, tied):
+            spans[-1][2].append(i)
         else:
-            spans.append((name, [rate]))
-    parts = [f"{name} at {_range(rates)}/s" for name, rates in spans]
+            spans.append((winner.policy, tied, [i]))
+    parts = []
+    for policy, tied, places in spans:
+        changes = [100 * float(change[i, grid.policies.index(policy)]) for i in places]
+        gain = f", {_range(changes, '+.0f')} % against {grid.baseline}"
+        note = f" (tied with {grid.baseline})" if tied else "" if policy == grid.baseline else gain
+        parts.append(f"{policy} at {_range([grid.rates[i] for i in places], 'g')}/s{note}")
     return "Least mean TTFT: " + ("; ".join(parts) if parts else "no request finished")
 
 
-def _range(rates: list[float]) -> str:
-    return f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g}–{rates[-1]:g}"  # noqa: RUF001
+def _range(values: list[float], form: str) -> str:
+    low, high = min(values, key=abs), max(values, key=abs)
+    return f"{low:{form}}" if f"{low:{form}}" == f"{high:{form}}" else f"{low:{form}} to {high:{form}}"
 
 
 def _style(index: int) -> tuple[str, str, str | tuple[int, tuple[int, ...]]]:

@@ -29,7 +29,6 @@ from simmoe.commands.workload_options import spec_from_options, workload_options
 from simmoe.errors import UsageError
 from simmoe.policies.registry import PolicyChoice, parse_policy
 from simmoe.traces.build import build_workload
-from simmoe.traces.spec import WorkloadSpec
 
 DEFAULT_POLICIES = ("fixed-k", "fifo", "tiers", "lanes")
 BASELINE = "fifo"
@@ -117,7 +116,7 @@ def _run(
         finally:
             progress.close()
         about = {
-            "workload": source,
+            "workload": {name: value for name, value in source.items() if name not in ("seed", "arrivals")},
             "profile": {"name": deployment.profile.name, "status": deployment.profile.status},
             "policies": {
                 name: {"policy": choice.text, "parameters": choice.parameters, "clairvoyant": choice.clairvoyant}
@@ -171,18 +170,14 @@ def _default_name(study: Study) -> str:
     """Name a sweep's folder after its inputs: readable first, then enough of their hash to be its own."""
     spec = study.workload
     trace = re.sub(r"[^A-Za-z0-9]+", "-", Path(spec.trace).stem).strip("-")
-    return f"{trace}-{_budgets(spec, '-')}-{study.config.num_ranks}ranks-{digest(study.inputs())[:8]}"
-
-
-def _budgets(spec: WorkloadSpec, separator: str) -> str:
-    if spec.budgets in (None, "normal"):
-        return separator.join((f"mu{spec.mu:g}", f"sigma{spec.sigma:g}"))
-    return str(spec.budgets)
+    budgets = f"mu{spec.mu:g}-sigma{spec.sigma:g}" if spec.budgets in (None, "normal") else spec.budgets
+    return f"{trace}-{budgets}-{study.config.num_ranks}ranks-{digest(study.inputs())[:8]}"
 
 
 def _title(study: Study, deployment: Deployment) -> str:
     spec, ranks = study.workload, study.config.num_ranks
+    budgets = f"k ~ N({spec.mu:g}, {spec.sigma:g})" if spec.budgets in (None, "normal") else f"{spec.budgets} budgets"
     return (
-        f"{Path(spec.trace).name}: {spec.requests:,} requests, budgets {_budgets(spec, ' ')}, "
+        f"{Path(spec.trace).name}: {spec.requests:,} requests, {budgets}, "
         f"{ranks} rank{'s' if ranks > 1 else ''} of {deployment.profile.label}"
     )

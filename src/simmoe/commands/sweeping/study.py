@@ -54,8 +54,9 @@ class Study:
 
     def inputs(self) -> dict[str, Any]:
         """Return the study as plain data."""
+        workload = replace(self.workload, rate=1.0).as_dict()
         return {
-            "workload": self.workload.as_dict(),
+            "workload": {name: value for name, value in workload.items() if name not in ("rate", "seed")},
             "policies": list(self.policies),
             "baseline": self.baseline,
             "rates_per_s": None if self.rates is None else list(self.rates),
