@@ -14,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simmoe.errors import UsageError
+from simmoe.errors import TraceError, UsageError
 from simmoe.traces.build import build_workload
 from simmoe.traces.spec import WorkloadSpec
+from simmoe.traces.streams import stream
 from simmoe.traces.workload import Workload
 
 NUM_ROWS = 40
@@ -242,6 +243,37 @@ def test_replay_starts_at_0_after_a_filter(trace: Path) -> None:
     workload = build_workload(WorkloadSpec(trace=str(trace), min_total_tokens=40))
     assert workload.arrival_s[0] == 0
     assert np.diff(workload.arrival_s).max() <= 3.0
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0, 7.0])
+def test_replay_stretched_to_a_rate(trace: Path, rate: float) -> None:
+    """The mean gap is 1 / rate, and gaps keep their proportions."""
+    recorded = build_workload(WorkloadSpec(trace=str(trace), arrivals="replay")).arrival_s
+    arrival_s = build_workload(WorkloadSpec(trace=str(trace), arrivals="replay", rate=rate)).arrival_s
+    assert np.diff(arrival_s).mean() == pytest.approx(1 / rate)
+    np.testing.assert_allclose(arrival_s / arrival_s[-1], recorded / recorded[-1])
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(bounds=st.tuples(st.integers(22, 60), st.integers(22, 60)).map(sorted))
+def test_the_filter_keeps_what_lies_within_its_bounds(trace: Path, bounds: list[int]) -> None:
+    low, high = bounds
+    totals = [21 + i + i % 7 + 1 for i in range(NUM_ROWS)]
+    spec = WorkloadSpec(trace=str(trace), min_total_tokens=low, max_total_tokens=high)
+    expected = [total for total in totals if low <= total <= high]
+    if expected:
+        workload = build_workload(spec)
+        assert (workload.prompt_tokens + workload.output_tokens).tolist() == expected
+    else:
+        with pytest.raises(TraceError, match="none of"):
+            build_workload(spec)
+
+
+@given(seed=st.integers(0, 2**128), names=st.lists(st.text(max_size=5), min_size=2, max_size=2, unique=True))
+def test_streams_differ_by_name_and_seed(seed: int, names: list[str]) -> None:
+    draws = [stream(seed + more, name).random(4).tolist() for name in names for more in (0, 1)]
+    assert len({tuple(draw) for draw in draws}) == 4
+    assert draws[0] == stream(seed, names[0]).random(4).tolist()
 
 
 def test_replay_invents_no_rows(trace: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from simmoe.errors import TraceError
+from simmoe.traces import reader, rows
 from simmoe.traces.build import build_workload
 from simmoe.traces.reader import read_trace
 from simmoe.traces.spec import WorkloadSpec
@@ -125,6 +126,17 @@ def test_rows_are_named_beyond_the_first_chunk(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "1,5,5\n" * 20_000 + "1,5,5.5\n" + "1,5,5\n" * 9)
     assert "row 20001 (line 20002)" in refused(path)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_chunks_hide_nothing(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a chunk a row, what two rows say together is still seen."""
+    path = tmp_path / "bad.csv"
+    path.write_bytes(BAD[case][0].encode())
+    whole = refused(path)
+    monkeypatch.setattr(rows, "CHUNK_ROWS", 1)
+    reader._read.cache_clear()
+    assert refused(path).split(":")[0] == whole.split(":")[0]
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])

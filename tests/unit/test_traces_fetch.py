@@ -102,6 +102,7 @@ def test_server_without_ranges_starts_over(server: Server, tmp_path: Path) -> No
     (tmp_path / "trace.csv.partial").write_bytes(CONTENT[:1000])
     server.ranges = False
     assert fetch(trace_file(server), tmp_path)[0].read_bytes() == CONTENT
+    assert server.asked == ["bytes=1000-"]
 
 
 @pytest.mark.parametrize("stale", [b"of another version", CONTENT + b"and more", CONTENT])

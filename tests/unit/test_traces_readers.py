@@ -157,8 +157,10 @@ def test_columns_may_stand_in_any_order(tmp_path: Path) -> None:
 
 
 def test_equal_times_keep_the_order_of_the_file(tmp_path: Path) -> None:
-    text = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{t},{i},1\n" for i, t in enumerate([2, 1, 2, 1, 1], 1))
-    assert read_trace(write(tmp_path, text)).prompt_tokens.tolist() == [2, 4, 5, 1, 3]
+    times = [i * 7919 % 5 for i in range(1, 1001)]
+    text = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{t},{i},1\n" for i, t in enumerate(times, start=1))
+    expected = sorted(range(1, 1001), key=lambda i: times[i - 1])
+    assert read_trace(write(tmp_path, text)).prompt_tokens.tolist() == expected
 
 
 def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
