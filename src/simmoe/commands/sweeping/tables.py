@@ -30,15 +30,17 @@ def print_tables(grid: SweepGrid, counts: Mapping[str, int], goodput: bool) -> N
 
     console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH, highlight=False)
     gap = 2 if console.width >= 100 else 1
+    question = "Which policy, at which load: least mean TTFT, and its change from"
+    console.print(f"[bold]{question} {_escape(grid.baseline)}[/bold]")
     console.print(_verdict(grid, gap))
-    console.print()
+    console.print("\n[bold]Every policy: mean over seeds ± 95% confidence[/bold]")
     console.print(_full(grid, goodput, gap))
     console.print()
     _print_notes(console, grid, counts)
 
 
 def _verdict(grid: SweepGrid, gap: int) -> Table:
-    table = _table(f"Which policy, at which load: least mean TTFT, and its change from {grid.baseline}", gap)
+    table = _table(gap)
     for name in ("rate/s", "load", "policy", "TTFT ms", "change", "p99 ms", "change", "tied with"):
         justify: Literal["left", "right"] = "left" if name in ("policy", "tied with") else "right"
         table.add_column(name, justify=justify, overflow="fold")
@@ -61,7 +63,7 @@ def _verdict(grid: SweepGrid, gap: int) -> Table:
 def _full(grid: SweepGrid, goodput: bool, gap: int) -> Table:
     estimates = {name: grid.estimate(name) for name in grid.values}
     left = estimates["injected"].mean - estimates["finished"].mean
-    table = _table("Every policy: mean over seeds ± 95% confidence", gap)
+    table = _table(gap)
     columns = ["rate/s", "policy", "TTFT ms", "p99 ms", "TPOT ms", "done/s"]
     columns += ["good/s"] if goodput else []
     columns += ["k run", "over", "busy"]
@@ -92,19 +94,11 @@ def _print_notes(console: Console, grid: SweepGrid, counts: Mapping[str, int]) -
     console.print(f"Requests over all cells: {counts['injected']:,} injected = {parts}.")
 
 
-def _table(title: str, gap: int) -> Table:
+def _table(gap: int) -> Table:
     from rich import box
     from rich.table import Table
 
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, gap - 1, 0, 0),
-    )
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
 
 
 def _ties(winner: Winner, grid: SweepGrid) -> str:
