@@ -6,7 +6,6 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 from simmoe.errors import UsageError
 from simmoe.policies.protocols import ADMIT_ALL, PolicyContext, StepPlan
@@ -20,8 +19,8 @@ class Tiers:
     one leaves a residual of n_cur tokens at k, and the next would add n_next at k_next, they merge iff
     ``(n_cur + n_next) / T(n_cur + n_next, k_next) >= n_cur / T(n_cur, k)``; otherwise the residual is dispatched at k.
 
-    What a request adds is what the host could admit: a prompt is counted in part where chunked prefill would cut it,
-    and a batch out of free sequences or KV blocks is as full as one out of tokens. Preempted requests re-enter first,
+    A tier contributes what the host could admit: a prompt counts in part where chunked prefill would cut it, and a
+    batch out of free sequences or KV blocks is as full as one out of tokens. Preempted requests re-enter first,
     whatever their budget, and start the batch; tiers at or below their budget are then compared at that budget.
 
     A plan costs O(tiers + requests that fit the step), not O(waiting requests).
@@ -55,7 +54,7 @@ class Tiers:
             return ADMIT_ALL
         batch = _Batch(view, self._chunked)
         for i in range(view.num_preempted):
-            if not batch.add(waiting[i], resumed=True):
+            if not batch.add(waiting[i]):
                 break
         wake_at_s = self._add_aged(batch, view)
         if batch.refused is not None:  # it stays first in line, and nothing passes it
@@ -72,7 +71,7 @@ class Tiers:
         Once the batch is full, further aging changes nothing before the queue or the running set does.
         """
         oldest = view.oldest
-        if self._max_wait_s is None or oldest is None or batch.full:
+        if self._max_wait_s is None or oldest is None:
             return None
         if oldest.arrival_s + self._max_wait_s > view.now_s:
             return oldest.arrival_s + self._max_wait_s
@@ -93,43 +92,22 @@ class Tiers:
         i, end = view.num_preempted, len(waiting)
         while i < end and not batch.full:
             k_tier = waiting[i].k_qos
-            residual = batch.mark()
+            length, k = len(batch.order), batch.k
             while i < end and (request := waiting[i]).k_qos == k_tier:
                 if request.request_id not in entered and not batch.add(request):
                     break
                 i += 1
-            if batch.tokens == residual.tokens:
+            if len(batch.order) == length:
                 continue
             merged_rate = batch.tokens / self._prefill_s(batch.tokens, max(batch.k, k_floor))
             if merged_rate < rate:
-                batch.cut(residual)
+                batch.dispatch(length, k)
                 return
             rate = merged_rate
 
 
-class _Mark(NamedTuple):
-    """Where a batch stood before a tier was added."""
-
-    length: int
-    tokens: int
-    k: int
-
-
 class _Batch:
     """A batch under composition, within what the host could admit."""
-
-    __slots__ = (
-        "_block_size",
-        "_blocks",
-        "_chunked",
-        "_seats",
-        "_token_budget",
-        "full",
-        "k",
-        "order",
-        "refused",
-        "tokens",
-    )
 
     def __init__(self, view: StepView, chunked: bool) -> None:
         self.order: list[str] = []
@@ -147,18 +125,14 @@ class _Batch:
         self.full = view.token_budget <= 0 or self._seats <= 0
         """Whether nothing more can be admitted, tokens, sequences or KV blocks being used up."""
 
-    def add(self, request: RequestView, resumed: bool = False) -> bool:
-        """Add a request, in part if it is cut by the token budget; return whether any of it fits.
-
-        With chunked prefill off only a preempted one is cut: its outputs may have taken it past the budget that its
-        prompt alone had fitted.
-        """
+    def add(self, request: RequestView) -> bool:
+        """Add a request, in part if chunked prefill cuts it; return whether any of it fits."""
         if self.full:
             return False
         tokens = request.prompt_tokens - request.num_computed_tokens
         blocks = -(-tokens // self._block_size)
         left = self._token_budget - self.tokens
-        if blocks > self._blocks or (tokens > left and not (self._chunked or resumed)):
+        if blocks > self._blocks or (tokens > left and not self._chunked):
             self.refused = request.request_id
             self.full = True
             return False
@@ -169,14 +143,11 @@ class _Batch:
         self.full = tokens >= left or len(self.order) == self._seats
         return True
 
-    def mark(self) -> _Mark:
-        """Return where the batch stands, for :meth:`cut`."""
-        return _Mark(len(self.order), self.tokens, self.k)
-
-    def cut(self, mark: _Mark) -> None:
-        """Take back what was added since ``mark``; the batch is then dispatched as it is."""
-        del self.order[mark.length :]
-        self.tokens, self.k = mark.tokens, mark.k
+    def dispatch(self, length: int, k: int) -> None:
+        """Close the batch at its first ``length`` requests, which run at ``k``."""
+        del self.order[length:]
+        self.k = k
+        self.full = True
 
 
 def _by_arrival(waiting: Sequence[RequestView], start: int) -> Iterator[RequestView]:

@@ -47,7 +47,7 @@ def context(prefill_s: Prefill, chunked: bool = True) -> PolicyContext:
     return replace(SAMPLE_CONTEXT, prefill_s=prefill_s, enable_chunked_prefill=chunked)
 
 
-queues = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 60), st.integers(1, 6)), min_size=1, max_size=12).map(
+queues = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40), st.integers(1, 5)), min_size=1, max_size=12).map(
     lambda rows: [request(f"r{i}", float(a), n, k) for i, (a, n, k) in enumerate(rows)]
 )
 
@@ -60,40 +60,49 @@ timings = st.one_of(
 )
 
 limits = st.fixed_dictionaries(
-    {"token_budget": st.integers(1, 100), "max_num_seqs": st.integers(1, 8), "free_kv_blocks": st.integers(0, 12)}
+    {
+        "token_budget": st.integers(1, 250),
+        "max_num_seqs": st.one_of(st.just(100), st.integers(1, 6)),
+        "free_kv_blocks": st.one_of(st.just(1000), st.integers(0, 15)),
+    }
 )
 
 
-def batch_by_the_text(view: StepView, prefill_s: Prefill, chunked: bool, k_running: int = 0) -> list[str]:
+def batch_by_the_text(
+    view: StepView, prefill_s: Prefill, chunked: bool, k_running: int = 0, max_wait_s: float = float("inf")
+) -> list[str]:
     """Section III-C2 read literally: for each number of tiers, compose its batch anew and compare with one tier more.
 
-    Sorted by (k, arrival); what a tier contributes is what fits the budget, sequences and KV blocks left.
+    Sorted by (k, arrival); what a tier contributes is what fits the budget, sequences and KV blocks left. In front of
+    all tiers come preempted requests, as queued, then those that have waited long enough, by arrival.
     """
-    queue = sorted(view.waiting, key=lambda r: (r.k_qos, r.arrival_s))
+    preempted = list(view.waiting[: view.num_preempted])
+    rest = list(view.waiting[view.num_preempted :])
+    aged = sorted((r for r in rest if r.arrival_s + max_wait_s <= view.now_s), key=lambda r: (r.arrival_s, r.k_qos))
+    first = preempted + aged
+    queue = sorted((r for r in rest if r not in aged), key=lambda r: (r.k_qos, r.arrival_s))
     tiers = sorted({r.k_qos for r in queue})
 
-    def compose(num_tiers: int) -> list[tuple[str, int]]:
-        batch: list[tuple[str, int]] = []
+    def compose(num_tiers: int) -> list[tuple[RequestView, int]]:
+        batch: list[tuple[RequestView, int]] = []
         blocks = 0
-        for r in queue:
+        for r in first + [r for r in queue if r.k_qos in tiers[:num_tiers]]:
             left = view.token_budget - sum(tokens for _, tokens in batch)
             blocks += (r.prompt_tokens + view.block_size - 1) // view.block_size
-            fits = left > 0 and (chunked or r.prompt_tokens <= left) and len(batch) < view.max_num_seqs
-            if r.k_qos not in tiers[:num_tiers] or not fits or blocks > view.free_kv_blocks:
+            fits = left > 0 and (chunked or r in preempted or r.prompt_tokens <= left)
+            if not fits or len(batch) == view.max_num_seqs or blocks > view.free_kv_blocks:
                 break
-            batch.append((r.request_id, min(left, r.prompt_tokens)))
+            batch.append((r, min(left, r.prompt_tokens)))
         return batch
 
-    for j in range(1, len(tiers) + 1):
-        now = compose(j)
-        if j == len(tiers) or compose(j + 1) == now:
-            return [name for name, _ in now]
-        n_cur = sum(tokens for _, tokens in now)
-        n_both = sum(tokens for _, tokens in compose(j + 1))
-        k, k_next = max(tiers[j - 1], k_running), max(tiers[j], k_running)
-        if not n_both / prefill_s(n_both, k_next) >= n_cur / prefill_s(n_cur, k):
-            return [name for name, _ in now]
-    raise AssertionError("unreachable")
+    def rate(batch: list[tuple[RequestView, int]]) -> float:
+        n = sum(tokens for _, tokens in batch)
+        return n / prefill_s(n, max(k_running, *(r.k_qos for r, _ in batch))) if batch else 0.0
+
+    j = 0 if first else 1
+    while j < len(tiers) and compose(j + 1) != compose(j) and rate(compose(j + 1)) >= rate(compose(j)):
+        j += 1
+    return [r.request_id for r, _ in compose(j)]
 
 
 def enters(policy: Tiers, view: StepView, chunked: bool = True) -> list[str]:
@@ -110,13 +119,44 @@ def test_batches_are_those_of_the_text(
     assert enters(Tiers(context(prefill_s, chunked)), view, chunked) == batch_by_the_text(view, prefill_s, chunked)
 
 
-@settings(max_examples=200, deadline=None)
-@given(queues, timings, st.integers(0, 8))
-def test_running_decodes_count_only_when_asked_to(queue: list[RequestView], prefill_s: Prefill, k_running: int) -> None:
-    view = step(queue, k_running=k_running)
-    counting = Tiers(context(prefill_s), count_running=True)
-    assert enters(counting, view) == batch_by_the_text(view, prefill_s, True, k_running)
-    assert enters(Tiers(context(prefill_s)), view) == batch_by_the_text(view, prefill_s, True)
+@settings(max_examples=400, deadline=None)
+@given(queues, timings, limits, st.booleans(), st.integers(0, 8), st.integers(0, 3), st.floats(1, 120))
+def test_batches_behind_preempted_and_aged_requests_are_those_of_the_text(
+    queue: list[RequestView],
+    prefill_s: Prefill,
+    limit: dict[str, int],
+    chunked: bool,
+    k_running: int,
+    preempted: int,
+    max_wait_s: float,
+) -> None:
+    view = step(queue, min(preempted, len(queue)), k_running=k_running, **limit)
+    counting = Tiers(context(prefill_s, chunked), max_wait_s, count_running=True)
+    assert enters(counting, view, chunked) == batch_by_the_text(view, prefill_s, chunked, k_running, max_wait_s)
+    plain = Tiers(context(prefill_s, chunked), max_wait_s)
+    assert enters(plain, view, chunked) == batch_by_the_text(view, prefill_s, chunked, 0, max_wait_s)
+
+
+@pytest.mark.parametrize(
+    ("limit", "names"),
+    [
+        ({}, ["low", "high0", "high1"]),
+        ({"max_num_seqs": 2}, ["low"]),
+        ({"free_kv_blocks": 2}, ["low"]),
+        ({"token_budget": 20}, ["low"]),
+    ],
+)
+def test_a_tier_contributes_what_can_be_admitted(limit: dict[str, int], names: list[str]) -> None:
+    """10 tokens at k=1 in 1 s; with one more prompt at k=2 20 in 2.5 s, with two more 30 in 2.5 s."""
+    view = step([request("low", 0, 10, 1), request("high0", 0, 10, 2), request("high1", 1, 10, 2)], **limit)
+    assert enters(Tiers(context(lambda n, k: 1.0 if k == 1 else 2.5)), view) == names
+
+
+def test_a_request_first_in_line_that_does_not_fit_is_named_last() -> None:
+    """A host that finds part of it cached may let it in; nothing passes it meanwhile."""
+    view = step([request("big", 0, 60, 5), request("small", 99, 5, 1)], free_kv_blocks=2)
+    plan = Tiers(context(lambda n, k: 1.0), max_wait_s=50).plan(view)
+    assert plan.order == ["big"]
 
 
 def test_eq_5_merges_on_equality_and_not_below() -> None:
