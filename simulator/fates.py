@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from simmoe.records import Columns
-from simmoe.simulator.request import NEVER, SimRequest
+from simmoe.simulator.request import SimRequest
 from simmoe.traces.workload import Workload
 
 
@@ -21,17 +21,17 @@ class Fates:
         self.egress_s = egress_s
         self.on_finished: Callable[[SimRequest, int], None] = lambda request, rank: None
         """Called when a request has finished, with its rank."""
-        self.dp_rank = [-1] * size
+        self.dp_rank = np.full(size, -1, dtype=np.int64)
         self.rejections: Counter[str] = Counter()
         """Rejected requests by reason."""
         self.end_s = 0.0
         """The latest time a client received a token."""
-        self._dispatched_s = [NEVER] * size
-        self._scheduled_s = [NEVER] * size
-        self._first_token_s = [NEVER] * size
-        self._finished_s = [NEVER] * size
-        self._num_preemptions = [0] * size
-        self._status = ["queued"] * size
+        self._dispatched_s = np.full(size, np.nan)
+        self._scheduled_s = np.full(size, np.nan)
+        self._first_token_s = np.full(size, np.nan)
+        self._finished_s = np.full(size, np.nan)
+        self._num_preemptions = np.zeros(size, dtype=np.int64)
+        self._status = np.full(size, "queued", dtype=object)
 
     def rejected(self, row: int, reason: str) -> None:
         """Record that a request can never be served."""
@@ -49,10 +49,9 @@ class Fates:
             self._scheduled_s[request.row] = start_s
 
     def token(self, request: SimRequest, end_s: float) -> None:
-        """Record the first output token; a preempted request had its own before."""
-        row = request.row
-        if self._first_token_s[row] != self._first_token_s[row]:
-            self._first_token_s[row] = end_s + self.egress_s
+        """Record the first output token; one that decoded before it was preempted has had its own."""
+        if not request.num_preemptions or np.isnan(self._first_token_s[request.row]):
+            self._first_token_s[request.row] = end_s + self.egress_s
 
     def finished(self, request: SimRequest, dp_rank: int, end_s: float) -> None:
         """Record the last output token."""
@@ -74,14 +73,14 @@ class Fates:
         return {
             "request_id": np.array(workload.request_id, dtype=object),
             "arrival_s": workload.arrival_s,
-            "dispatched_s": np.array(self._dispatched_s, dtype=np.float64),
-            "scheduled_s": np.array(self._scheduled_s, dtype=np.float64),
-            "first_token_s": np.array(self._first_token_s, dtype=np.float64),
-            "finished_s": np.array(self._finished_s, dtype=np.float64),
+            "dispatched_s": self._dispatched_s,
+            "scheduled_s": self._scheduled_s,
+            "first_token_s": self._first_token_s,
+            "finished_s": self._finished_s,
             "prompt_tokens": workload.prompt_tokens,
             "output_tokens": workload.output_tokens,
             "k_qos": workload.k_qos,
-            "dp_rank": np.array(self.dp_rank, dtype=np.int64),
-            "num_preemptions": np.array(self._num_preemptions, dtype=np.int64),
-            "status": np.array(self._status, dtype=object),
+            "dp_rank": self.dp_rank,
+            "num_preemptions": self._num_preemptions,
+            "status": self._status,
         }

@@ -5,8 +5,6 @@ from __future__ import annotations
 from simmoe.policies.views import RequestView
 from simmoe.simulator.prefix_cache import CachedUnit
 
-NEVER = float("nan")
-
 
 class SimRequest:
     """State the engine keeps for a request.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -121,20 +121,14 @@ class _Simulation:
             )
             for index in range(num_front_ends)
         ]
-        granularity = config.k_granularity
-        self._k_exec = (-(-workload.k_qos // granularity) * granularity).tolist()
-        self._k_qos = workload.k_qos.tolist()
-        self._arrival_s = workload.arrival_s.tolist()
-        self._prompt_tokens = workload.prompt_tokens.tolist()
-        self._output_tokens = workload.output_tokens.tolist()
-        self._next_row = 0
+        self._rows = _rows(workload)
+        self._next = next(self._rows, None)
         self._requests: dict[int, SimRequest] = {}
         """row -> request dispatched and unfinished."""
 
     def run(self) -> SimResult:
         """Run to the end, or to ``max_time_s``."""
-        if len(self.workload):
-            self._schedule_arrivals()
+        self._schedule_arrivals()
         if self.config.max_time_s is None:
             self.clock.run()
         else:
@@ -156,36 +150,38 @@ class _Simulation:
     # ------------------------------------------------------------------------------------------------------- arrivals
 
     def _schedule_arrivals(self) -> None:
-        self.clock.at(self._arrival_s[self._next_row] + self.config.front_end.ingress_s, ARRIVAL, self._arrive)
+        if self._next is not None:
+            self.clock.at(self._next.arrival_s + self.config.front_end.ingress_s, ARRIVAL, self._arrive)
 
     def _arrive(self, _: object) -> None:
         """Route every request that reaches a rank at this instant, in workload order."""
         now = self.clock.now
         ingress = self.config.front_end.ingress_s
-        row, num_rows = self._next_row, len(self._arrival_s)
-        while row < num_rows and self._arrival_s[row] + ingress <= now:
+        row = self._next
+        while row is not None and row.arrival_s + ingress <= now:
             self._inject(row, now)
-            row += 1
-        self._next_row = row
-        if row < num_rows:
-            self._schedule_arrivals()
+            row = next(self._rows, None)
+        self._next = row
+        self._schedule_arrivals()
 
-    def _inject(self, row: int, now_s: float) -> None:
-        engine_config = self.config.engine
-        prompt, output = self._prompt_tokens[row], self._output_tokens[row]
-        reason = rejection_reason(engine_config, prompt, output)
+    def _inject(self, row: _Row, now_s: float) -> None:
+        index, arrival_s, prompt, output, k_qos = row
+        engine = self.config.engine
+        reason = rejection_reason(engine, prompt, output)
         if reason is not None:
-            self.fates.rejected(row, reason)
+            self.fates.rejected(index, reason)
             return
-        view = RequestView(self.workload.request_id[row], self._arrival_s[row], prompt, 0, self._k_exec[row])
+        granularity = self.config.k_granularity
+        k_exec = -(-k_qos // granularity) * granularity
+        view = RequestView(self.workload.request_id[index], arrival_s, prompt, 0, k_exec)
         hashes: tuple[int, ...] = ()
-        if engine_config.enable_prefix_caching and self.workload.prefix_hashes is not None:
-            hashes = self.workload.prefix_hashes[row][: prompt // self.workload.prefix_block_tokens]
-        index = row % len(self.front_ends)
-        rank = self.front_ends[index].route(view, now_s)
-        request = SimRequest(row, view, output, self._k_qos[row], index, hashes)
-        self._requests[row] = request
-        self.fates.dispatched(row, rank, now_s)
+        if engine.enable_prefix_caching and self.workload.prefix_hashes is not None:
+            hashes = self.workload.prefix_hashes[index][: prompt // self.workload.prefix_block_tokens]
+        front_end = index % len(self.front_ends)
+        rank = self.front_ends[front_end].route(view, now_s)
+        request = SimRequest(index, view, output, k_qos, front_end, hashes)
+        self._requests[index] = request
+        self.fates.dispatched(index, rank, now_s)
         self.engines[rank].dispatch(request)
 
     def _finished(self, request: SimRequest, rank: int) -> None:
@@ -210,6 +206,24 @@ class _Simulation:
             "gates_opened": sum(engine.scheduler.gates_opened for engine in self.engines),
             "route_decided_at": "arrival_s + ingress_s",
         }
+
+
+class _Row(NamedTuple):
+    """One request of the workload, in plain Python numbers."""
+
+    number: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    k_qos: int
+
+
+def _rows(workload: Workload, at_once: int = 4096) -> Iterator[_Row]:
+    """Yield the workload's rows; plain numbers are faster than array items and are made for ``at_once`` rows a time."""
+    columns = (workload.arrival_s, workload.prompt_tokens, workload.output_tokens, workload.k_qos)
+    for start in range(0, len(workload), at_once):
+        chunk = [column[start : start + at_once].tolist() for column in columns]
+        yield from map(_Row._make, zip(range(start, len(workload)), *chunk, strict=False))
 
 
 def _check_budgets(workload: Workload, config: SimConfig) -> None:

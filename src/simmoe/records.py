@@ -21,6 +21,9 @@ from simmoe.errors import OutputError, RecordError
 
 SCHEMA_VERSION = 1
 
+#: Rows converted and compressed at a time: bounds the memory that writing a table of any length takes.
+ROWS_A_GROUP = 65_536
+
 #: How a request can stand when the run ends; injected = the sum of all six.
 STATUSES = ("finished", "rejected", "aborted", "failed", "running", "queued")
 
@@ -160,10 +163,16 @@ def _write_parquet(path: Path, columns: Columns, schema: Mapping[str, str]) -> N
     import pyarrow.parquet as pq
 
     check_columns(columns, schema, path.name)
-    arrays = [_arrow_array(columns[name], kind) for name, kind in schema.items()]
-    table = pa.Table.from_arrays(arrays, names=list(schema))
+    types = {"string": pa.string(), "float64": pa.float64(), "int64": pa.int64()}
+    table_schema = pa.schema([(name, types[kind]) for name, kind in schema.items()])
+    dictionary = ["status"] if "status" in schema else ["mode"]
+    size = len(next(iter(columns.values())))
     partial = path.with_name(f".{path.name}.partial")
-    pq.write_table(table, partial, compression="zstd", use_dictionary=["status"] if "status" in schema else ["mode"])
+    with pq.ParquetWriter(partial, table_schema, compression="zstd", use_dictionary=dictionary) as writer:
+        for start in range(0, max(size, 1), ROWS_A_GROUP):
+            stop = start + ROWS_A_GROUP
+            arrays = [_arrow_array(columns[name][start:stop], kind) for name, kind in schema.items()]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=table_schema))
     partial.replace(path)
 
 
