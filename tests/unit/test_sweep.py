@@ -207,6 +207,15 @@ def test_a_policy_that_raises_is_named_and_the_other_cells_kept(
         assert len(list((out / "cells").iterdir())) == 2
 
 
+def test_a_worker_that_dies_is_reported(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "mine.py"
+    policy.write_text("import os\n\nclass Mine:\n    def plan(self, view):\n        os._exit(1)\n")
+    out = tmp_path / "out"
+    assert simmoe([*command, "--policy", f"{policy}:Mine", "--jobs", "2", "--out", str(out)]) == 1
+    assert "a worker process was killed (out of memory?)" in capsys.readouterr().err.splitlines()[-1]
+    assert sorted(path.name for path in out.iterdir()) == ["cells", "inputs.json"]
+
+
 def test_a_changed_policy_file_is_another_sweep(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
