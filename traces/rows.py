@@ -87,7 +87,7 @@ class RowFile:
                 f"'{self.path}': the gzip data is truncated or damaged ({error}); fetch it again"
             ) from None
         except OSError as error:
-            raise TraceError(f"cannot read '{self.path}': {error.strerror or error}") from None
+            raise TraceError(f"cannot read '{self.path}': {error.strerror or _one_line(error)}") from None
 
     def _text(self, stream: io.TextIOWrapper) -> Iterator[Chunk]:
         first = stream.readline()
@@ -192,7 +192,7 @@ class RowFile:
                 yield Chunk(row, {name: batch.column(name).to_pylist() for name in self.columns})
                 row += batch.num_rows
         except pa.ArrowException as error:
-            raise TraceError(f"'{self.path}' is not Parquet that can be read: {error}") from None
+            raise TraceError(f"'{self.path}' is not Parquet that can be read: {_one_line(error)}") from None
         if row == 1:
             raise TraceError(f"'{self.path}' has no rows: an empty trace cannot be replayed")
 
@@ -209,6 +209,10 @@ class RowFile:
                 except UnicodeDecodeError as found:
                     return f"{self.at(number - self.header_lines)}: byte 0x{line[found.start]:02x} is not UTF-8"
         return f"'{self.path}': {error.reason}: not UTF-8"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 class _Hashing(io.RawIOBase):
