@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 from typing import Any
 
 from simmoe.errors import UsageError, did_you_mean
@@ -91,8 +92,9 @@ class WorkloadSpec:
         return "replay" if self.rate is None else "poisson"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values as plain JSON data, for the manifest."""
+        """Return the values as plain JSON data, for the manifest; of a path the file's name, for records know no places."""
         values = asdict(self)
+        values["trace"] = PurePath(self.trace).name
         values["arrivals"] = self.arrival_process
         values["rate"] = "inf" if self.rate == math.inf else self.rate
         values["mix"] = [list(tier) for tier in self.mix]

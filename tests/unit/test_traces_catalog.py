@@ -90,7 +90,10 @@ def test_original_and_summary_say_which_they_are(tmp_path: Path) -> None:
 def test_no_source_tells_where_the_file_lay(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(AZURE)
-    assert str(tmp_path) not in repr(build_workload(WorkloadSpec(trace=str(path))).source)
+    spec = WorkloadSpec(trace=str(path))
+    assert str(tmp_path) not in repr(build_workload(spec).source)
+    assert spec.as_dict()["trace"] == "mine.csv"
+    assert WorkloadSpec().as_dict()["trace"] == "azure"
 
 
 @pytest.mark.parametrize(
