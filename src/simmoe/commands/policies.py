@@ -23,7 +23,10 @@ def policies() -> None:
 
 @policies.command("list")
 def list_policies() -> None:
-    """Print every installed policy, what it does, and its parameters with their defaults."""
+    """Show what is installed.
+
+    Each policy with what it does, and its parameters with their defaults.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -56,9 +59,10 @@ def list_policies() -> None:
     help="Ask the call a failed run saved, for the deployment it was saved from, and print the answer.",
 )
 def check(policy: str, ranks: int, k_max: int, profile: str | None, replay: Path | None) -> None:
-    """Run the conformance kit on POLICY: NAME or path/to/file.py:Class, each with ,key=value parameters.
+    """Run the conformance kit on a policy.
 
-    Prints one line a check; exit code 4 if any fails.
+    POLICY is NAME or path/to/file.py:Class, with ,key=value parameters. Prints one line a check; the exit code is 4 if
+    any fails.
     """
     from simmoe.policies.samples import SAMPLE_CONTEXT
     from simmoe.policies.testing import check_policy
@@ -75,11 +79,14 @@ def check(policy: str, ranks: int, k_max: int, profile: str | None, replay: Path
     failed = 0
     for part in parts:
         click.echo(f"{part.text} ({part.kind} policy)")
+        told = ""
         for result in check_policy(part.build, context):
-            failed += not result.passed
-            click.echo(
-                f"  {'ok  ' if result.passed else 'FAIL'}  {result.name}" + f": {result.detail}" * (not result.passed)
-            )
+            if result.passed:
+                click.echo(f"  ok    {result.name}")
+                continue
+            failed += 1
+            click.echo(f"  FAIL  {result.name}: {'as above' if result.detail == told else result.detail}")
+            told = result.detail
     if failed:
         raise PolicyError(f"'{policy}' fails {failed} check{'s' * (failed > 1)}; docs/policies.md says what each wants")
 
