@@ -92,7 +92,7 @@ class WorkloadSpec:
         return "replay" if self.rate is None else "poisson"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values as plain JSON data, for the manifest; of a path the file's name, for records know no places."""
+        """Return the values as plain JSON data, for the manifest; of a path, the file's name alone."""
         values = asdict(self)
         values["trace"] = PurePath(self.trace).name
         values["arrivals"] = self.arrival_process
