@@ -24,6 +24,7 @@ import torch
 from simmoe.live.evaluate.perplexity import perplexity
 from simmoe.live.training.architecture import grouped_experts_forward, small_olmoe_config
 from simmoe.live.training.tokenizer import encode_split
+from simmoe.live.training.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -50,30 +51,6 @@ class TrainingConfig:
     """Of the initial weights and of the order of the windows."""
     evaluate_every: int = 250
     """Steps between looks at the validation text."""
-
-
-class Windows:
-    """Training windows in a drawn order, epoch after epoch; the step number alone decides what a step sees."""
-
-    def __init__(self, tokens: np.ndarray[Any, np.dtype[np.uint16]], sequences: int, context: int, seed: int) -> None:
-        self._tokens = tokens
-        self._sequences, self._context, self._seed = sequences, context, seed
-        self._per_epoch = (len(tokens) - 2 * context) // context // sequences
-        self._epoch = -1
-        self._starts = np.empty(0, dtype=np.int64)
-
-    def step(self, step: int) -> torch.Tensor:
-        """[sequences, context] int64 of step ``step``."""
-        epoch, at = divmod(step, self._per_epoch)
-        if epoch != self._epoch:
-            rng = np.random.default_rng((self._seed, epoch))
-            offset = rng.integers(self._context)
-            order = rng.permutation(self._per_epoch * self._sequences)
-            self._starts = offset + order * self._context
-            self._epoch = epoch
-        starts = self._starts[at * self._sequences : (at + 1) * self._sequences]
-        rows = self._tokens[starts[:, None] + np.arange(self._context)]
-        return torch.from_numpy(rows.astype(np.int64))
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:

@@ -1,0 +1,193 @@
+"""Gate-only fine-tuning of a linear-gate checkpoint: the language-model loss, every tensor but the router rows frozen.
+
+The budget k is annealed upwards over the run (8 to 24 or 32 sub-experts, learning rate 1e-5, batches of 32 or 64 windows, as
+published), or drawn anew for each micro-batch, which trains every budget alike. Router rows are kept in float32 beside a bf16
+model, since a step of 1e-5 is below bf16's resolution. A state file lets an interrupted run go on where it was, with the
+same windows and the same budgets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from simmoe.errors import OutputError, RefactorError
+from simmoe.live.evaluate.perplexity import gate_modules, set_budget
+from simmoe.live.refactor.checkpoint import Checkpoint, check_new, copy_companions, new_checkpoint
+from simmoe.live.refactor.families import GATE_TENSOR, RECORD_KEY
+from simmoe.live.training.windows import Windows
+
+BUDGET_SCHEDULES = ("anneal", "mixed")
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Everything that decides the run, with the checkpoint and the text."""
+
+    steps: int = 1000
+    """Optimiser steps."""
+    sequences: int = 32
+    """Windows an optimiser step."""
+    micro_sequences: int = 8
+    """Windows a forward pass; divides ``sequences``."""
+    context_tokens: int = 512
+    """Tokens a window."""
+    learning_rate: float = 1e-5
+    """AdamW's learning rate at the start; falls linearly to zero."""
+    budget_schedule: str = "anneal"
+    """``anneal``: k rises evenly from k_start to k_end. ``mixed``: each micro-batch draws k from k_start..k_end."""
+    k_start: int = 8
+    """First budget."""
+    k_end: int = 32
+    """Last budget."""
+    seed: int = 0
+    """Of the order of the windows and of drawn budgets."""
+    save_every: int = 200
+    """Steps between writes of the state file."""
+
+    def budget(self, step: int, micro: int) -> int:
+        """The budget of one micro-batch."""
+        if self.budget_schedule == "mixed":
+            return int(np.random.default_rng((self.seed, step, micro)).integers(self.k_start, self.k_end + 1))
+        span = self.k_end - self.k_start + 1
+        return self.k_start + min(span - 1, step * span // self.steps)
+
+
+def finetune(
+    path: Path,
+    tokens: np.ndarray[Any, Any],
+    out: Path,
+    config: FinetuneConfig,
+    *,
+    load: Callable[[Path], Any],
+    state_path: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Fine-tune the gates of the LG checkpoint ``path`` and write the new checkpoint ``out``.
+
+    Args:
+        tokens: [num_tokens] training text.
+        load: gives the transformers model of a directory, on its device.
+        state_path: where the run's state is kept until it ends; default ``.OUT.finetune.pt`` beside ``out``.
+    Raises:
+        RefactorError: not an LG checkpoint, fine-tuned already, a budget it cannot run, or a state of other settings.
+        OutputError: ``out`` exists or cannot be written.
+    """
+    check_new(out)
+    source = Checkpoint(path)
+    record = _linear_record(source)
+    _check(config, source)
+    model = load(path)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    rows = [gate.weight.requires_grad_(True) for gate in gate_modules(model)]
+    masters = [row.detach().float().clone() for row in rows]
+    optimizer = torch.optim.AdamW(masters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    state_path = state_path or out.parent / f".{out.name}.finetune.pt"
+    first = _resume(state_path, config, masters, rows, optimizer)
+    if first:
+        say(f"resumed at step {first} from {state_path}")
+    windows = Windows(tokens, config.sequences, config.context_tokens, config.seed)
+    device = masters[0].device
+    model.eval()
+    for step in range(first, config.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * (1 - step / config.steps)
+        batch = windows.step(step).to(device)
+        loss = _accumulate(model, batch, config, step)
+        for master, row in zip(masters, rows, strict=True):
+            master.grad, row.grad = row.grad.float(), None
+        optimizer.step()
+        _publish(masters, rows)
+        if (step + 1) % 100 == 0 or step + 1 == config.steps:
+            say(f"step {step + 1}/{config.steps}: loss {loss:.4f}, last budget {config.budget(step, 0)}")
+        if (step + 1) % config.save_every == 0:
+            _save(state_path, config, step + 1, masters, optimizer)
+    record["finetuned"] = asdict(config)
+    _write(source, out, {**source.config, RECORD_KEY: record}, masters)
+    state_path.unlink(missing_ok=True)
+
+
+def _accumulate(model: Any, batch: torch.Tensor, config: FinetuneConfig, step: int) -> float:
+    """Backward over the micro-batches of one step; returns the mean loss in nats a token."""
+    pieces = batch.split(config.micro_sequences)
+    total = 0.0
+    for micro, piece in enumerate(pieces):
+        set_budget(model, config.budget(step, micro))
+        logits = model(input_ids=piece, use_cache=False).logits[:, :-1].float()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), piece[:, 1:].flatten()) / len(pieces)
+        loss.backward()
+        total += float(loss.detach())
+    if not np.isfinite(total):
+        raise RefactorError(f"fine-tuning diverged at step {step + 1}: the loss is {total}; lower --learning-rate")
+    return total
+
+
+def _publish(masters: list[torch.Tensor], rows: list[Any]) -> None:
+    with torch.no_grad():
+        for master, row in zip(masters, rows, strict=True):
+            row.copy_(master)
+
+
+def _linear_record(source: Checkpoint) -> dict[str, Any]:
+    record = source.config.get(RECORD_KEY)
+    if not isinstance(record, dict) or record.get("gate") != "linear":
+        raise RefactorError(f"{source.path}: no linear-gate checkpoint; make one with 'simmoe refactor --gate linear'")
+    if "finetuned" in record:
+        raise RefactorError(f"{source.path}: gates are fine-tuned already; start from the checkpoint before that")
+    return dict(record)
+
+
+def _check(config: FinetuneConfig, source: Checkpoint) -> None:
+    record = source.config[RECORD_KEY]
+    ceiling = record["splits"] * record["original"]["num_experts"]
+    if not 1 <= config.k_start <= config.k_end <= ceiling:
+        raise RefactorError(f"budgets {config.k_start}..{config.k_end}: need 1 <= start <= end <= {ceiling}")
+    if config.sequences % config.micro_sequences:
+        raise RefactorError(f"batch {config.sequences} is not a multiple of micro-batch {config.micro_sequences}")
+    if config.budget_schedule not in BUDGET_SCHEDULES:
+        raise RefactorError(f"budget schedule {config.budget_schedule!r} is none of {', '.join(BUDGET_SCHEDULES)}")
+
+
+def _save(path: Path, config: FinetuneConfig, step: int, masters: list[torch.Tensor], optimizer: Any) -> None:
+    partial = path.with_name(path.name + ".partial")
+    try:
+        state = {"config": asdict(config), "step": step, "rows": masters, "optimizer": optimizer.state_dict()}
+        torch.save(state, partial)
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        raise OutputError(f"cannot write fine-tuning state {path}: {error}") from error
+
+
+def _resume(path: Path, config: FinetuneConfig, masters: list[torch.Tensor], rows: list[Any], optimizer: Any) -> int:
+    if not path.exists():
+        return 0
+    state = torch.load(path, map_location=masters[0].device, weights_only=True)
+    if state["config"] != asdict(config):
+        changed = sorted(key for key, value in asdict(config).items() if state["config"].get(key) != value)
+        raise RefactorError(
+            f"{path}: state of a run with other settings ({', '.join(changed)}); remove it to start anew"
+        )
+    with torch.no_grad():
+        for master, saved in zip(masters, state["rows"], strict=True):
+            master.copy_(saved)
+    _publish(masters, rows)
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])
+
+
+def _write(source: Checkpoint, out: Path, config: dict[str, Any], masters: list[torch.Tensor]) -> None:
+    gate_names = sorted((n for n in source.shard_of if GATE_TENSOR.match(n)), key=lambda n: int(n.split(".")[2]))
+    tuned = dict(zip(gate_names, masters, strict=True))
+    with new_checkpoint(out) as writer:
+        for name, tensor in source.tensors():
+            writer.add(name, tuned[name].to(tensor.dtype).cpu() if name in tuned else tensor)
+        copy_companions(source.path, writer.path)
+        writer.write_json("config.json", config)

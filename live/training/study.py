@@ -1,0 +1,256 @@
+"""Refactor the small model every way the documentation compares, and measure perplexity at every budget.
+
+``python -m simmoe.live.training.study MODEL CORPUS OUT`` writes ``OUT/quality.jsonl`` (one line a model and budget),
+``OUT/partitions.json`` (loss and captured mass of every partition and schedule), the fine-tuned router rows
+``OUT/gates-*.safetensors``, and ``OUT/solver.json`` (the partition solver's time at OLMoE-1B-7B's size). Stages run in the
+order of :data:`STAGES`; ``--stages`` picks some. Every line is on disk as soon as it is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from simmoe.live.evaluate.perplexity import gate_modules, perplexity, set_budget
+from simmoe.live.refactor.anneal import DESCENT, PUBLISHED, Schedule, anneal
+from simmoe.live.refactor.checkpoint import Checkpoint
+from simmoe.live.refactor.engine import RefactorConfig, load_model, load_tokenizer, plan, record_of, solve
+from simmoe.live.refactor.families import GATE_TENSOR, family_of, moe_shape
+from simmoe.live.refactor.finetune import FinetuneConfig, finetune
+from simmoe.live.refactor.gates import ALLOCATIONS, allocation_table, calibrate, choose_gate_neurons
+from simmoe.live.refactor.partition import captured_mass, greedy, group_masses, partition_loss
+from simmoe.live.refactor.profiler import LayerProfile, coverage_report, profile_model
+from simmoe.live.refactor.transform import write_refactored
+from simmoe.live.training.tokenizer import encode_split
+
+STAGES = ("solver", "partitions", "original", "complex", "linear", "finetuned")
+
+SCHEDULES = {
+    "published": PUBLISHED,
+    "descent": DESCENT,
+    "spread-30ppm": Schedule.spread(30.0, 100_000),
+    "spread-100ppm": Schedule.spread(100.0, 100_000),
+    "spread-1000ppm": Schedule.spread(1000.0, 100_000),
+}
+
+FINETUNES = {
+    "published": FinetuneConfig(learning_rate=1e-5),
+    "anneal": FinetuneConfig(learning_rate=1e-3),
+    "mixed": FinetuneConfig(learning_rate=1e-3, budget_schedule="mixed", k_start=1),
+}
+
+
+class Study:
+    """One run: the model, the held-out tokens, where results go."""
+
+    def __init__(self, model: Path, corpus: Path, out: Path, *, test_tokens: int, quick: bool) -> None:
+        self.model, self.out, self.quick = model, out, quick
+        self.scratch = out / "scratch"
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.source = Checkpoint(model)
+        self.context = int(self.source.config["max_position_embeddings"])
+        self.shape = moe_shape(self.source.config, family_of(self.source.config))
+        tokenizer = load_tokenizer(model)
+        self.test = torch.from_numpy(encode_split(tokenizer, corpus / "test.txt")[:test_tokens].astype(np.int64))
+        self._train: np.ndarray[Any, Any] | None = None
+        self._tokenizer, self._corpus = tokenizer, corpus
+        self.cuda = torch.cuda.is_available()
+        self.config = RefactorConfig(
+            schedule=Schedule(iterations=200) if quick else PUBLISHED, tokens_per_expert=256 if quick else 2048
+        )
+        self._profiles: list[LayerProfile] | None = None
+
+    @property
+    def train(self) -> np.ndarray[Any, Any]:
+        """Training tokens, tokenised when first asked for."""
+        if self._train is None:
+            self._train = encode_split(self._tokenizer, self._corpus / "train.txt")
+        return self._train
+
+    def load(self, path: Path) -> Any:
+        """A model on the device at hand."""
+        return load_model(path, **({"experts_implementation": "grouped_mm"} if self.cuda else {}))
+
+    def profiles(self) -> list[LayerProfile]:
+        """Activations of the original model on training text."""
+        if self._profiles is None:
+            tokens = torch.from_numpy(self.train[: (8 if self.quick else 1024) * self.context].astype(np.int64))
+            batches = tokens.view(-1, self.context).split(32)
+            self._profiles = profile_model(
+                self.load(self.model), batches, tokens_per_expert=self.config.tokens_per_expert
+            )
+            print(coverage_report(self._profiles), flush=True)
+        return self._profiles
+
+    def record(self, name: str, model: Any, budgets: Iterable[int], **more: Any) -> None:
+        """Measure and append one line a budget."""
+        for k in budgets:
+            began = time.monotonic()
+            set_budget(model, k)
+            found = perplexity(model, self.test, context_tokens=self.context)
+            row = {"model": name, "k": k, **more, "perplexity": round(found.perplexity, 5), "mean_nll": found.mean_nll,
+                   "num_tokens": found.num_tokens}  # fmt: skip
+            with (self.out / "quality.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps({**row, "s": round(time.monotonic() - began, 2)}), flush=True)
+
+    def refactored(self, name: str, config: RefactorConfig) -> Path:
+        """Plan and write one refactored checkpoint under the scratch folder."""
+        out = self.scratch / name
+        plans, kappa = plan(self.profiles(), config, self.shape.top_k, lambda line: None)
+        write_refactored(self.source, out, plans, record_of(config, self.source, self._corpus / "corpus.json", kappa))
+        return out
+
+    def budgets(self) -> range:
+        """Every budget of the split model; a few of them in a quick run."""
+        ceiling = self.shape.top_k * self.config.splits
+        return range(1, ceiling + 1, 15) if self.quick else range(1, ceiling + 1)
+
+    def run_solver(self) -> None:
+        """Time 1,024 experts of width 1,024 with 2,048 tokens each."""
+        shape = (16, 64, 64) if self.quick else (1024, 2048, 1024)
+        device = "cuda" if self.cuda else "cpu"
+        torch.manual_seed(0)
+        activations = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        for expert in activations:  # heavy-tailed, with groups of neurons that fire together
+            shared = torch.randn(shape[1], shape[2] // 8, device=device).repeat_interleave(8, dim=1)
+            expert.copy_((shared * torch.randn(expert.shape, device=device)).sign() * shared.abs() ** 1.5)
+        shuffle = torch.randperm(shape[2], device=device)
+        activations = activations[:, :, shuffle]
+        anneal(activations[:8], greedy(activations[:8], 4), 4, schedule=Schedule(iterations=10))
+        self._wait()
+        began = time.monotonic()
+        start = greedy(activations, 4)
+        self._wait()
+        greedy_s = time.monotonic() - began
+        began = time.monotonic()
+        found = anneal(activations, start, 4, schedule=self.config.schedule)
+        self._wait()
+        row = {
+            "shape": shape, "iterations": self.config.schedule.iterations, "device": self._device(),
+            "greedy_s": round(greedy_s, 2), "anneal_s": round(time.monotonic() - began, 2),
+            "loss_greedy": float(partition_loss(group_masses(activations[:64], start[:64], 4)).mean()),
+            "loss_annealed": float(partition_loss(group_masses(activations[:64], found[:64], 4)).mean()),
+        }  # fmt: skip
+        print(json.dumps(row), flush=True)
+        (self.out / "solver.json").write_text(json.dumps(row) + "\n")
+
+    def run_partitions(self) -> None:
+        """Loss and captured mass of every partition, and of annealing under every schedule and objective."""
+        rows = []
+        variants = [(kind, replace(self.config, partition=kind)) for kind in ("contiguous", "random", "greedy")]
+        for name, schedule in SCHEDULES.items():
+            shorter = replace(schedule, iterations=self.config.schedule.iterations) if self.quick else schedule
+            variants.append((f"annealed {name}", replace(self.config, schedule=shorter)))
+        variants += [(f"annealed K_drop={k}", replace(self.config, k_drop=k)) for k in (1, 2, 3)]
+        for name, config in variants:
+            began = time.monotonic()
+            orders = [solve(profile, config) for profile in self.profiles()]
+            elapsed = time.monotonic() - began
+            masses = [group_masses(p.activations, o, 4).cpu() for p, o in zip(self.profiles(), orders, strict=True)]
+            captured = torch.stack([captured_mass(m).mean(dim=0) for m in masses]).mean(dim=0)
+            rows.append({
+                "partition": name, "seconds": round(elapsed, 2),
+                "loss": float(torch.stack([partition_loss(m).mean() for m in masses]).mean()),
+                "loss_by_k_drop": [
+                    float(torch.stack([partition_loss(m, k).mean() for m in masses]).mean()) for k in (1, 2, 3)
+                ],
+                "captured": captured.tolist(),
+            })  # fmt: skip
+            print(json.dumps(rows[-1]), flush=True)
+            (self.out / "partitions.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+    def run_original(self) -> None:
+        """The unsplit model at every whole k."""
+        self.record("original", self.load(self.model), range(1, self.shape.top_k + 1))
+
+    def run_complex(self) -> None:
+        """CG: every partition at every budget; three allocations on the learned one; equal shares at each inner budget."""
+        for partition in ("annealed", "contiguous", "random", "greedy"):
+            config = replace(self.config, partition=partition)
+            path = self.refactored(f"cg-{partition}", config)
+            model = self.load(path)
+            equal = {self.shape.top_k * inner: [inner] * self.shape.top_k for inner in range(1, config.splits + 1)}
+            marginal = gate_modules(model)[0].kappa
+            tables = {"marginal": marginal}
+            if partition == "annealed":
+                orders = [torch.from_numpy(o.astype(np.int64)) for o in np.load(path / "simmoe_partition.npz").values()]
+                neurons = [choose_gate_neurons(p, o, 4, 4) for p, o in zip(self.profiles(), orders, strict=True)]
+                seen = calibrate(self.profiles(), orders, neurons, config.splits, self.shape.top_k)
+                tables = {kind: allocation_table(kind, config.splits, self.shape.top_k, seen) for kind in ALLOCATIONS}
+            for kind, table in tables.items():
+                self._allocate(model, table)
+                self.record("CG", model, self.budgets(), partition=partition, allocation=kind)
+            self._allocate(model, [equal.get(k, row) for k, row in enumerate(marginal, start=1)])
+            self.record("CG", model, equal, partition=partition, allocation="equal")
+
+    def run_linear(self) -> None:
+        """LG before fine-tuning."""
+        path = self.refactored("lg", replace(self.config, gate="linear"))
+        self.record("LG", self.load(path), self.budgets(), partition="annealed")
+
+    def run_finetuned(self) -> None:
+        """LG after gate-only fine-tuning, by every recipe; the mixed recipe on the controls too."""
+        jobs = [(name, "annealed") for name in FINETUNES] + [("mixed", "contiguous"), ("mixed", "random")]
+        for name, partition in jobs:
+            base = self.scratch / f"lg-{partition}"
+            if not base.exists():
+                self.refactored(base.name, replace(self.config, gate="linear", partition=partition))
+            recipe = replace(FINETUNES[name], context_tokens=self.context, micro_sequences=32 if self.cuda else 8)
+            if self.quick:
+                recipe = replace(recipe, steps=2, sequences=4, micro_sequences=2)
+            out = self.scratch / f"lg-{partition}-{name}"
+            began = time.monotonic()
+            finetune(base, self.train, out, recipe, load=self.load, say=lambda line: print(line, flush=True))
+            print(f"fine-tuned {name} {partition} in {time.monotonic() - began:.1f} s", flush=True)
+            self.record("LG fine-tuned", self.load(out), self.budgets(), partition=partition, recipe=name)
+            self._keep_gates(out)
+
+    def _keep_gates(self, path: Path) -> None:
+        from safetensors.torch import save_file
+
+        rows = {name: tensor for name, tensor in Checkpoint(path).tensors() if GATE_TENSOR.match(name)}
+        save_file(rows, self.out / f"gates-{path.name}.safetensors")
+
+    @staticmethod
+    def _allocate(model: Any, table: list[list[int]]) -> None:
+        for gate in gate_modules(model):
+            gate.kappa = table
+
+    def _device(self) -> str:
+        return torch.cuda.get_device_name() if self.cuda else "cpu"
+
+    def _wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--test-tokens", type=int, default=262_144)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all")
+    options = parser.parse_args(argv)
+    study = Study(options.model, options.corpus, options.out, test_tokens=options.test_tokens, quick=options.quick)
+    for stage in options.stages.split(","):
+        print(f"== {stage}", file=sys.stderr, flush=True)
+        getattr(study, f"run_{stage}")()
+
+
+if __name__ == "__main__":
+    main()
