@@ -2,8 +2,8 @@
 
 The text has one or two parts joined by ``+``: a batch policy, a route policy, or one of each in either order. A part is
 an installed name (``simmoe policies list``) or ``path/to/file.py:Class``, followed by ``,key=value`` parameters. The
-kind that is not named is the default, ``fifo`` or ``queue-aware``. Neither a file's path nor a value may hold a comma; a
-``+`` before a name begins the second part.
+kind that is not named is the default, ``fifo`` or ``queue-aware``. A comma always ends a path or a value, and a ``+``
+before a name begins the second part.
 """
 
 from __future__ import annotations

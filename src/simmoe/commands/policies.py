@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from simmoe.errors import DataError, PolicyError, SimmoeError
-from simmoe.policies.loading import GROUPS, METHODS, Kind, installed, load_named
+from simmoe.policies.loading import GROUPS, METHODS, Kind, describe, installed, load_named
 from simmoe.policies.parameters import parameters_of
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyPart, parse_parts
@@ -120,8 +120,6 @@ def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext) -> None
             except PolicyError as error:
                 raise PolicyError(f"policy '{part.text}': {error}") from error
             except Exception as error:
-                from simmoe.policies.loading import describe
-
                 raise PolicyError(f"policy '{part.text}' raised at {describe(error, part.path)}") from error
             click.echo(f"{part.text} answers {answer}")
             return
