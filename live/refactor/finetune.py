@@ -30,7 +30,7 @@ BUDGET_SCHEDULES = ("anneal", "mixed")
 class FinetuneConfig:
     """Everything that decides the run, with the checkpoint and the text."""
 
-    steps: int = 1000
+    steps: int = 500
     """Optimiser steps."""
     sequences: int = 32
     """Windows an optimiser step."""
