@@ -69,6 +69,9 @@ def run(argv: list[str] | None = None) -> int:
     except SimmoeError as error:
         click.echo(f"simmoe: {error}", err=True)
         return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt):

@@ -52,7 +52,8 @@ def test_defaults_replay_every_row_at_its_time(
     assert simmoe([*command, "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
     assert "40 injected = 40 finished + 0 rejected + 0 aborted + 0 failed + 0 running + 0 queued" in printed.out
-    assert "original file requests.csv (40 of 40 rows kept)" in printed.err and "profile: " in printed.err
+    assert "trace: requests.csv (sha256 " in printed.err and "40 of 40 rows kept" in printed.err
+    assert "profile: " in printed.err
     record = read_record(tmp_path / "out")
     assert record.requests["arrival_s"].tolist() == [0.2 * i for i in range(40)]
     assert record.manifest["workload"]["spec"]["mu"] == 16.0 and record.manifest["workload"]["spec"]["sigma"] == 5.0

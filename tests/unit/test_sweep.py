@@ -188,7 +188,7 @@ def test_tables_name_the_best_policy_a_rate_and_count_requests(
     assert "Which policy, at which load: least mean TTFT, and its change from fifo" in printed.out
     assert "240 injected = 240 finished + 0 rejected + 0 aborted + 0 failed + 0 running + 0 queued." in printed.out
     assert all(f"{tmp_path}/out/{name}" in printed.out for name in ("sweep.csv", "cells.parquet", "sweep.png"))
-    assert "original file requests.csv" in printed.err and "10/10 cells" in printed.err
+    assert "trace: requests.csv (sha256 " in printed.err and "10/10 cells" in printed.err
 
 
 def test_a_policy_that_raises_is_named_and_the_other_cells_kept(

@@ -11,18 +11,15 @@ import simpy
 
 from simmoe import __version__
 from simmoe.profiles.catalog import Profile
+from simmoe.traces.describe import source_line
 
 
 def describe_trace(source: Mapping[str, Any]) -> str:
-    """Say in one line which lengths were replayed: the original file's, or the shipped summary's."""
-    kept = source["filter"]
+    """Say in one line which lengths were replayed, the original's or the summary's, and what was altered."""
+    line = f"trace: {source_line(source)}"
     if source["lengths"] == "original":
-        rows = f"{kept['rows_kept']:,} of {source['rows']:,} rows"
-        return f"trace: '{source['trace']}', original file {source['file']} ({rows} kept)"
-    return (
-        f"trace: '{source['trace']}', lengths drawn from the shipped summary of {kept['rows_kept']:,} rows; "
-        f"'simmoe traces fetch {source['trace']}' gets the original"
-    )
+        return line
+    return f"{line}; 'simmoe traces fetch {source['trace']}' gets the original"
 
 
 def describe_profile(profile: Profile) -> str:
