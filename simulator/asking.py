@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from simmoe.errors import PolicyError
+from simmoe.policies.loading import describe
 from simmoe.policies.protocols import BatchPolicy, PolicyContext, RoutePolicy, StepPlan
 from simmoe.policies.validate import check_plan, check_rank, route_call_to_json, view_to_json
 from simmoe.policies.views import RankView, RequestView, StepView
@@ -44,8 +47,9 @@ class Asker:
 
 
 def _blame(policy: object, error: Exception, evidence: dict[str, Any]) -> PolicyError:
+    """Return an error that names the policy, the line of its file that raised if one did, and carries the call."""
     kind = type(policy)
-    what = str(error) if isinstance(error, PolicyError) else f"raised {type(error).__name__}: {error}"
-    blame = PolicyError(f"policy {kind.__module__}:{kind.__qualname__} {what}")
+    origin = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    blame = PolicyError(f"policy {kind.__qualname__}: {describe(error, None if origin is None else Path(origin))}")
     blame.evidence = evidence
     return blame
