@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Install simmoe's hooks into this process; harmless to call again, and inert for an engine that names no budget."""
+    """Install simmoe's hooks into this process; harmless to call again, inert where no budget is named."""
     from simmoe.live.engine import graph_banks, scheduler, transport, worker
 
     transport.install_validation()

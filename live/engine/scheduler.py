@@ -14,7 +14,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from simmoe.live.engine.steps import BatchSummary, StepRecorder, StepRecord, summarise
+from simmoe.live.engine.steps import BatchSummary, StepRecord, StepRecorder, summarise
 from simmoe.live.engine.transport import EngineOptions, request_k
 
 
@@ -75,11 +75,11 @@ class BudgetMixin:
         return self.recorder.drain() if self.recorder is not None else []
 
 
-class BudgetScheduler(BudgetMixin, Scheduler):
+class BudgetScheduler(BudgetMixin, Scheduler):  # type: ignore[misc]
     """vLLM's synchronous scheduler with budgets."""
 
 
-class AsyncBudgetScheduler(BudgetMixin, AsyncScheduler):
+class AsyncBudgetScheduler(BudgetMixin, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler with budgets."""
 
 

@@ -57,7 +57,9 @@ class BatchSummary(NamedTuple):
     qos_slots: int
 
 
-def summarise(num_scheduled_tokens: Mapping[str, int], requests: Mapping[str, Any], ks: Mapping[str, int]) -> BatchSummary:
+def summarise(
+    num_scheduled_tokens: Mapping[str, int], requests: Mapping[str, Any], ks: Mapping[str, int]
+) -> BatchSummary:
     """Return what a batch computes.
 
     Args:

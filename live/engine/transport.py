@@ -1,8 +1,8 @@
 """How a budget travels: request -> scheduler -> worker, on carriers vLLM already has.
 
 A request carries k in ``SamplingParams.extra_args[K_ARG]`` (over HTTP: ``vllm_xargs``); the field crosses every process
-boundary of vLLM by itself. A step carries its k as an attribute of ``SchedulerOutput``, which travels by reference in one
-process and is pickled between several; under asynchronous scheduling k thus stays with its own step.
+boundary of vLLM by itself. A step carries its k as an attribute of ``SchedulerOutput``, which travels by reference in
+one process and is pickled between several; under asynchronous scheduling k thus stays with its own step.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from typing import Any
 def set_k(vllm_config: Any, k: int) -> None:
     """Route every later token of this worker's model to k experts.
 
-    Kernels take k from the routing's own output, so nothing else need change; a captured CUDA graph keeps the k it was
-    captured with (see ``graph_banks``), and so would compiled CPU code, which is why ``install`` makes the MoE an opaque
-    operation there.
+    Kernels take k from the routing's own output, so nothing else need change. A captured CUDA graph keeps the k it was
+    captured with (see ``graph_banks``), and so would compiled CPU code, which is why ``install`` makes the MoE an
+    opaque operation there.
     """
     from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 

@@ -45,6 +45,6 @@ def refuse_busy() -> None:
     used_mib, busy_percent = (float(value) for value in query("memory.used", "utilization.gpu"))
     if used_mib > 1024 or busy_percent > 5:
         raise LiveError(
-            f"the card is busy ({used_mib:.0f} MiB in use, {busy_percent:.0f}% utilised): times measured beside another "
-            "program are worthless; stop it, or choose another card with CUDA_VISIBLE_DEVICES"
+            f"the card is busy ({used_mib:.0f} MiB in use, {busy_percent:.0f}% utilised): times measured beside "
+            "another program are worthless; stop that program first"
         )

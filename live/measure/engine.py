@@ -56,7 +56,7 @@ class EngineSetup:
             graphs = {"compilation_config": sizes}
         return {
             "model": str(self.model),
-            "load_format": "dummy",
+            "load_format": "simmoe-dummy",
             "skip_tokenizer_init": True,
             "dtype": self.dtype,
             "seed": self.seed,
@@ -154,13 +154,13 @@ class MeasuredEngine:
     @asynccontextmanager
     async def population(
         self, prompts: Sequence[Prompt], decode_seqs: int = 0, decode_ks: Sequence[int] = (), max_tokens: int = 0
-    ) -> AsyncIterator[list[asyncio.Future[None]]]:
+    ) -> AsyncIterator[list[asyncio.Task[None]]]:
         """Let requests go as ``run`` does; those still running at the end of the block are stopped."""
         await self.call("hold")
         _, waiting = await self.call("get_request_counts")
         ids = [self._new_id() for _ in prompts]
         tasks = [
-            asyncio.ensure_future(self._finish(self.stream(prompt, request_id)))
+            asyncio.create_task(self._finish(self.stream(prompt, request_id)))
             for prompt, request_id in zip(prompts, ids, strict=True)
         ]
         while (await self.call("get_request_counts"))[1] < waiting + len(prompts):
@@ -175,13 +175,12 @@ class MeasuredEngine:
     async def timed(self, prompt: Prompt) -> RequestTimes:
         """Send one request, streaming, and return its times."""
         sent_s = first_s = time.monotonic()
-        count, output = 0, None
+        last: Any = None
         async for output in self.stream(prompt, every_token=True):
-            if not count:
+            if last is None:
                 first_s = time.monotonic()
-            count += 1
-        assert output is not None
-        m = output.metrics
+            last = output
+        m = last.metrics
         received_s, outputs_s = (first_s, time.monotonic()), (m.first_token_ts, m.last_token_ts)
         return RequestTimes(prompt, sent_s, received_s, m.queued_ts, m.scheduled_ts, outputs_s)
 
@@ -231,13 +230,12 @@ class MeasuredEngine:
 
 @asynccontextmanager
 async def running(setup: EngineSetup) -> AsyncIterator[MeasuredEngine]:
-    """Start an engine with scaled dummy weights, and stop it at the end of the block."""
+    """Start an engine with dummy weights, and stop it at the end of the block."""
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**setup.engine_args()))
     try:
-        await llm.collective_rpc("scale_dummy_weights")
         yield MeasuredEngine(llm, setup)
     finally:
         llm.shutdown()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class DecodePoint:
     num_seqs: int
     context: int
     """Prompt tokens of each sequence; it grows by a token a step from there."""
+    ks: tuple[int, ...] = ()
+    """Budgets; empty means all."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +53,18 @@ class Plan:
     clocked_decode: tuple[DecodePoint, ...] = ()
     repetitions: int = 4
     """Steps a prefill or mixed point and budget; decode points run twice as many, in two passes."""
-    front_end_requests: int = 40
     seed: int = 0
+    """Of the order of budgets."""
+    front_end_requests: int = 40
+    """Requests sent one at a time, to measure the front end."""
     front_end_lengths: tuple[int, int] = (1024, 16)
-    """Prompt and output tokens of the requests the front end is measured with."""
-    notes: tuple[str, ...] = field(default=())
+    """Their prompt and output tokens."""
+    notes: tuple[str, ...] = ()
+    """Copied into the header."""
 
 
 def default_plan(captured_sizes: tuple[int, ...], ks: tuple[int, ...], max_num_seqs: int, max_context: int) -> Plan:
-    """Return the plan for an engine with these graphs: every captured size, sizes between them, and what attention adds.
+    """Return the plan for an engine with these graphs: captured sizes, sizes between them, and what attention adds.
 
     Args:
         captured_sizes: ascending; the last is the largest step measured.
@@ -108,5 +113,5 @@ def default_plan(captured_sizes: tuple[int, ...], ks: tuple[int, ...], max_num_s
         tuple(decode),
         tuple(mixed),
         tuple(clocked),
-        tuple(DecodePoint(n, min(1024, max_context)) for n in coarse),
+        tuple(DecodePoint(n, min(1024, max_context), few) for n in coarse),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -46,11 +46,12 @@ def prompt_pairs(lengths: Iterable[int]) -> int:
 class PointRunner:
     """Runs points on an engine."""
 
-    def __init__(self, engine: MeasuredEngine, repetitions: int, seed: int, *, clock: bool = False) -> None:
-        """``clock``: take the worker's clock (device, host) instead of the time between outputs."""
+    clock = False
+    """Take the worker's clock (device, host) instead of the time between outputs; the engine's must be on then."""
+
+    def __init__(self, engine: MeasuredEngine, repetitions: int, seed: int) -> None:
         self.engine = engine
         self.repetitions = repetitions
-        self.clock = clock
         self._rng = np.random.default_rng(seed)
 
     async def prefill(self, point: PrefillPoint, ks: Sequence[int]) -> list[Sample]:
@@ -76,18 +77,23 @@ class PointRunner:
         found = await self._samples(self.repetitions)
         return [s for s in found if s.kind == "decode" and s.num_decode_seqs == point.num_seqs and s.k in ks]
 
-    async def mixed(self, points: Sequence[MixedPoint], ks: Sequence[Sequence[int]]) -> list[Sample]:
-        """Let a train of prompts go through one population that decodes; the points share it."""
-        num_seqs, context = points[0].num_seqs, points[0].context
-        steps = sum(self.repetitions * len(k) + 2 for k in ks) + num_seqs * context // 512
+    async def mixed(self, points: Mapping[MixedPoint, Sequence[int]]) -> list[Sample]:
+        """Let trains of prompts go through one population that decodes.
+
+        Args:
+            points: of one batch and context, each with its budgets.
+        """
+        (num_seqs, context), *others = {(point.num_seqs, point.context) for point in points}
+        assert not others
+        steps = sum(self.repetitions * len(ks) + 2 for ks in points.values()) + num_seqs * context // 512
         population = [Prompt(context, 1, steps + 256)] * num_seqs
         result: list[Sample] = []
         await self.engine.drain()
         async with self.engine.population(population):
             while not any(step.num_decode_seqs == num_seqs for step in await self.engine.drain()):
                 await asyncio.sleep(0.02)
-            for point, point_ks in zip(points, ks, strict=True):
-                train = [Prompt(point.num_tokens, k) for k in self._order(point_ks, self.repetitions)]
+            for point, ks in points.items():
+                train = [Prompt(point.num_tokens, k) for k in self._order(ks, self.repetitions)]
                 await self.engine.drain()
                 await self.engine.run(train, max_tokens=point.num_tokens + num_seqs)
                 await self.engine.script()

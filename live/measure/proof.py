@@ -7,6 +7,7 @@ nearest to is the k that ran.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,11 +35,10 @@ async def probe(
         ``{'prefill': {k: [num_requests, 64]}, 'decode': {k: [num_requests * 3, 64]}}``: logits of 64 fixed tokens after
         the prompt, and after each of three output tokens, which are the same in every run.
     """
-    import asyncio
-
     rng = np.random.default_rng(7)
     vocab_size = engine.llm.vllm_config.model_config.get_vocab_size()
     ids = sorted(rng.choice(np.arange(2, vocab_size), min(NUM_PROBE_TOKENS, vocab_size // 2), replace=False).tolist())
+    # prompts[b][r] are the tokens of request r of batch b
     prompts = [[rng.integers(2, vocab_size, n).tolist() for n in lengths] for lengths in batches]
     result: dict[str, dict[int, FloatArray]] = {"prefill": {}, "decode": {}}
     for k in ks:
@@ -56,15 +56,12 @@ async def _logits(engine: MeasuredEngine, tokens: list[int], k: int, ids: list[i
     """Return [NUM_OUTPUT_TOKENS, len(ids)] raw logits; the output is forced to one token, which masks no raw logit."""
     prompt = Prompt(len(tokens), k, NUM_OUTPUT_TOKENS)
     sampling: dict[str, Any] = {"temperature": 0.0, "allowed_token_ids": ids[:1], "logprob_token_ids": ids}
-    final = None
-    async for final in engine.stream(prompt, tokens=tokens, **sampling):
-        pass
-    assert final is not None
-    return [[position[i].logprob for i in ids] for position in final.outputs[0].logprobs]
+    outputs = [output async for output in engine.stream(prompt, tokens=tokens, **sampling)]
+    return [[position[i].logprob for i in ids] for position in outputs[-1].outputs[0].logprobs]
 
 
 def distances(measured: dict[int, FloatArray], reference: dict[int, FloatArray]) -> FloatArray:
-    """Return [measured k, reference k, probe] relative distances ``|a - b| / |b - mean(b)|``; means left out of both."""
+    """Return [measured k, reference k, probe] relative distances of centred logits, ``|a - b| / |b|``."""
 
     def centred(logits: FloatArray) -> FloatArray:
         result: FloatArray = logits - logits.mean(axis=1, keepdims=True)
@@ -89,8 +86,8 @@ def verdict(measured: dict[int, FloatArray], reference: dict[int, FloatArray]) -
     proved = bool((table.mean(axis=2).argmin(axis=1) == columns).all() and nearest.mean() >= 0.95)
     own = np.array([table[i, column].mean() for i, column in enumerate(columns)])
     seen = (
-        f"{nearest.sum()} of {nearest.size} probes nearest to the eager logits of the k named, of k in {list(reference)}; "
-        f"mean relative distance to them at most {own.max():.4f}"
+        f"{nearest.sum()} of {nearest.size} probes nearest to the eager logits of the k named, "
+        f"of k in {list(reference)}; mean relative distance to them at most {own.max():.4f}"
     )
     return proved, seen
 

@@ -60,7 +60,7 @@ async def record(engine: MeasuredEngine, name: str, arrivals: Sequence[tuple[flo
     tasks = []
     for due_s, prompt in arrivals:
         await asyncio.sleep(max(0.0, start_s + due_s - time.monotonic()))
-        tasks.append(asyncio.ensure_future(engine.timed(prompt)))
+        tasks.append(asyncio.create_task(engine.timed(prompt)))
     times = await asyncio.gather(*tasks)
     steps = [_step_row(step, start_s) for step in await engine.drain()]
     rows = [_request_row(due_s, t, start_s) for (due_s, _), t in zip(arrivals, times, strict=True)]

@@ -127,49 +127,39 @@ async def _points(engine: MeasuredEngine, plan: Plan, writer: SampleWriter, prog
     total = sum(len(p) for p in (plan.prefill, plan.decode, plan.mixed, plan.clocked_prefill, plan.clocked_decode))
     done = 0
 
-    def missing(point: Point, ks: Sequence[int], clocks: tuple[str, ...]) -> list[int]:
+    def missing(point: Point, clocks: Sequence[str] = ("step",)) -> list[int]:
         have = [shape for shape, _, clock in writer.done if clock in clocks]
-        return [k for k in ks if not any(wanted(point, k, shape) for shape in have)]
+        return [k for k in point.ks or plan.ks if not any(wanted(point, k, shape) for shape in have)]
 
     def write(found: Sequence[Sample]) -> None:
         for sample in found:
             if sample.key not in writer.done:
                 writer.write(sample)
 
-    few = (
-        plan.ks
-        if len(plan.ks) < 4
-        else (plan.ks[0], plan.ks[len(plan.ks) // 3], plan.ks[len(plan.ks) // 2], plan.ks[-1])
-    )
-    for clock, prefill, decode in (
-        (False, plan.prefill, plan.decode),
-        (True, plan.clocked_prefill, plan.clocked_decode),
+    runner = PointRunner(engine, plan.repetitions, plan.seed)
+    for what, prefill, decode, clocks in (
+        ("", plan.prefill, plan.decode, ("step",)),
+        ("clocked ", plan.clocked_prefill, plan.clocked_decode, ("device", "host")),
     ):
-        clocks = ("device", "host") if clock else ("step",)
-        what = "clocked " if clock else ""
-        runner = PointRunner(engine, plan.repetitions, plan.seed, clock=clock)
-        await engine.set_clock(clock)
+        runner.clock = "step" not in clocks
+        await engine.set_clock(runner.clock)
         for prefill_point in prefill:
             progress(f"{what}prefill n={prefill_point.num_tokens}", done, total)
-            ks = missing(prefill_point, prefill_point.ks or plan.ks, clocks)
-            if ks:
+            if ks := missing(prefill_point, clocks):
                 write(await runner.prefill(prefill_point, ks))
             done += 1
         for decode_point in decode:
             progress(f"{what}decode batch={decode_point.num_seqs} context={decode_point.context}", done, total)
-            ks = missing(decode_point, few if clock else plan.ks, clocks)
-            if ks:
+            if ks := missing(decode_point, clocks):
                 write(await runner.decode(decode_point, ks))
             done += 1
+    runner.clock = False
     await engine.set_clock(False)
-    runner = PointRunner(engine, plan.repetitions, plan.seed)
-    for (num_seqs, _), group in itertools.groupby(plan.mixed, key=lambda p: (p.num_seqs, p.context)):
+    for (num_seqs, context), group in itertools.groupby(plan.mixed, key=lambda point: (point.num_seqs, point.context)):
         points = list(group)
-        progress(f"mixed batch={num_seqs}", done, total)
-        todo = [(p, missing(p, p.ks or plan.ks, ("step",))) for p in points]
-        todo = [(p, ks) for p, ks in todo if ks]
-        if todo:
-            write(await runner.mixed([p for p, _ in todo], [ks for _, ks in todo]))
+        progress(f"mixed batch={num_seqs} context={context}", done, total)
+        if todo := {point: ks for point in points if (ks := missing(point))}:
+            write(await runner.mixed(todo))
         done += len(points)
     progress("done", total, total)
 

@@ -14,7 +14,7 @@ class ScriptMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._full_budget: int = self.max_num_scheduled_tokens  # type: ignore[has-type]
+        self._full_budget: int = self.max_num_scheduled_tokens
         self._decode_seqs = 0
         self._decode_ks: deque[int] = deque()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -17,7 +18,7 @@ def busy_steps(records: Sequence[StepRecord], *, async_scheduling: bool) -> Iter
     Under asynchronous scheduling a step must have been scheduled before the previous one's output arrived, so that the
     device never waited for it; otherwise the engine must have gone on at once.
     """
-    for before, step in zip(records, records[1:], strict=False):
+    for before, step in itertools.pairwise(records):
         limit_s = before.output_s if async_scheduling else before.update_end_s + 1e-3
         if step.step == before.step + 1 and step.schedule_start_s <= limit_s:
             yield step, step.output_s - before.output_s

@@ -1,4 +1,4 @@
-"""A vLLM worker that can time its steps on the device and give dummy weights a sane scale."""
+"""A vLLM worker that can time its steps, and say what its kernels are."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import torch
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_worker import Worker
 
+import simmoe.live.measure.dummy_weights  # noqa: F401 (registers its load format in this process)
+
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
 else:
     PlatformWorker = Worker
 
 
-class MeasuringWorker(PlatformWorker):  # type: ignore[misc, valid-type]
+class MeasuringWorker(PlatformWorker):  # type: ignore[misc]
     """Named by ``worker_cls``; its extra methods are called through ``collective_rpc``."""
 
     _clock: list[tuple[int, Any, Any, float]] | None = None
@@ -53,20 +55,6 @@ class MeasuringWorker(PlatformWorker):  # type: ignore[misc, valid-type]
         self._clock.append((step, event, _record_event(), host_s + time.perf_counter() - start_s))
         self._begun = None
         return output
-
-    @torch.inference_mode()
-    def scale_dummy_weights(self) -> None:
-        """Give dummy weights the scale of trained ones, in place, so that captured graphs stay valid.
-
-        vLLM's dummy weights lie within 1e-3 of zero, norms included: activations vanish, router logits tie, and ties
-        route to the same few experts. Norms become 1, matrices get a standard deviation of fan_in ** -0.5.
-        """
-        for name, parameter in self.model_runner.model.named_parameters():
-            if "norm" in name:
-                parameter.data.fill_(1.0)
-            elif parameter.dim() >= 2 and parameter.is_floating_point():
-                sample = parameter.data.flatten()[: 1 << 20].float()
-                parameter.data.mul_(float(parameter.shape[-1] ** -0.5 / sample.std()))
 
     def moe_tiles(self, num_tokens: list[int], ks: list[int]) -> dict[str, Any]:
         """Return the Triton tile configuration of the first MoE layer at each size and budget, 'n/k' to a mapping."""

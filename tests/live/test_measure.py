@@ -1,0 +1,112 @@
+"""Measuring end to end on the CPU: a tiny model, a tiny plan, the same code as on a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from simmoe.errors import LiveError, ProfileError
+from simmoe.live.measure import MeasuredModel, Measuring, measure
+from simmoe.live.measure.engine import EngineSetup, MeasuredEngine, Prompt
+from simmoe.live.measure.models import write_model
+from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint
+from simmoe.live.measure.recording import REQUEST_COLUMNS, STEP_COLUMNS, Recording, poisson, record, write
+from simmoe.live.measure.run import write_reference
+from simmoe.profiles.recorded_steps import is_recording
+from simmoe.profiles.samples import read_samples
+from tests.live.tiny import TINY_OLMOE
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's own, at import and at exit
+]
+
+KS = (1, 4, 8)
+BATCHES = ((20, 20), (100,))
+
+
+def test_a_run_that_was_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    setup = EngineSetup(
+        write_model(TINY_OLMOE, tmp_path / "model", 1024),
+        captured_sizes=(),
+        async_scheduling=False,
+        max_num_batched_tokens=256,
+        max_num_seqs=16,
+        max_model_len=1024,
+        dtype="float32",
+        overrides={"kv_cache_memory_bytes": 1 << 27},
+    )
+    reference, out = tmp_path / "reference.npz", tmp_path / "samples.jsonl"
+    plan = Plan(
+        KS,
+        prefill=(PrefillPoint(16), PrefillPoint(128, num_prompts=4), PrefillPoint(64, num_chunks=3, ks=(1, 8))),
+        decode=(DecodePoint(1, 16), DecodePoint(8, 64)),
+        mixed=(MixedPoint(32, 4, 32, (1, 8)), MixedPoint(64, 4, 32, (1, 8)), MixedPoint(32, 4, 256, (1, 8))),
+        clocked_prefill=(PrefillPoint(16),),
+        clocked_decode=(DecodePoint(4, 32, (1, 8)),),
+        front_end_requests=3,
+        front_end_lengths=(30, 3),
+    )
+    recordings: list[Recording] = []
+
+    async def replay(engine: MeasuredEngine) -> None:
+        prompts = [Prompt(30 + i, 1 + i % 8, 5) for i in range(20)]
+        recordings.append(await record(engine, "poisson", poisson(prompts, 50.0, 1)))
+
+    model = MeasuredModel("tiny", TINY_OLMOE)
+    write_reference(setup, KS, reference, BATCHES)
+    measure(Measuring(model, setup, plan, out, reference, BATCHES, after=replay))
+
+    header, rows = read_samples(out)
+    assert "9 of 9 probes" in header.k_check
+    assert "18 of 18 probes" in header.k_check or "27 of 27 probes" in header.k_check
+    assert header.front_end["ingress_s"] > 0
+    measured = {(s.kind, s.num_prefill_tokens, s.num_prefill_seqs, s.num_decode_seqs, s.k, s.clock) for s in rows}
+    assert measured >= {("prefill", 16, 1, 0, k, clock) for k in KS for clock in ("step", "host")}
+    assert measured >= {("prefill", 128, 4, 0, k, "step") for k in KS}
+    assert measured >= {("decode", 0, 0, seqs, k, "step") for k in KS for seqs in (1, 8)}
+    assert measured >= {("mixed", n, 1, 4, k, "step") for k in (1, 8) for n in (32, 64)}
+    chunks = {s.prefill_kv_pairs for s in rows if s.num_prefill_tokens == 64 and s.kind == "prefill"}
+    assert chunks == {64 * 65 // 2 + 64 * 64 * i for i in range(3)}
+
+    check_recording(recordings[0], tmp_path / "recording.jsonl")
+
+    # killed in the middle of a row: that row is measured again, no other
+    lines = out.read_text().splitlines()
+    lost = next(i for i, line in enumerate(lines) if '"num_prefill_seqs": 4' in line)
+    out.write_text("\n".join(lines[:lost] + lines[lost + 1 :]) + '\n{"kind": "pre')
+    seen: list[str] = []
+    measure(Measuring(model, setup, plan, out), lambda what, done, total: seen.append(f"{done}/{total} {what}"))
+    assert seen[-1] == "10/10 done"
+    _, again = read_samples(out)
+    kept = lines[1:lost] + lines[lost + 1 :]
+    assert out.read_text().splitlines()[1 : len(kept) + 1] == kept
+    assert [s.num_prefill_tokens for s in again[len(kept) :]] == [128]
+
+    with pytest.raises(ProfileError, match="dtype"):
+        measure(Measuring(model, EngineSetup(**{**vars(setup), "dtype": "bfloat16"}), plan, out))
+
+
+def check_recording(recording: Recording, path: Path) -> None:
+    """Every token of every request is in a step, and times run forward."""
+    steps = [dict(zip(STEP_COLUMNS, row, strict=True)) for row in recording.steps]
+    requests = [dict(zip(REQUEST_COLUMNS, row, strict=True)) for row in recording.requests]
+    assert sum(s["num_prefill_tokens"] for s in steps) == sum(r["prompt_tokens"] for r in requests)
+    assert sum(s["num_decode_seqs"] for s in steps) == sum(r["output_tokens"] - 1 for r in requests)
+    assert all(s["k_exec"] >= s["k_asked"] for s in steps)
+    order = ("due_s", "sent_s", "queued_s", "scheduled_s", "first_output_s", "last_output_s")
+    for r in requests:
+        assert [r[name] for name in order] == sorted(r[name] for name in order)
+        assert r["first_received_s"] >= r["first_output_s"]
+    assert recording.drain_rate() > 0
+    write([recording], {"model": "tiny"}, path)
+    assert is_recording(path)
+
+
+def test_the_reference_must_be_eager(tmp_path: Path) -> None:
+    with pytest.raises(LiveError, match="must run eagerly"):
+        write_reference(EngineSetup(tmp_path), KS, tmp_path / "reference.npz", BATCHES)

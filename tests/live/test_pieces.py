@@ -1,0 +1,176 @@
+"""The parts of the live room that need no engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simmoe.errors import LiveError
+from simmoe.live.engine.steps import StepRecord, StepRecorder, summarise
+from simmoe.live.engine.transport import EngineOptions, request_k
+from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt
+from simmoe.live.measure.models import OLMOE_1B_7B, split_config
+from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint, default_plan
+from simmoe.live.measure.points import prompt_lengths, prompt_pairs, wanted
+from simmoe.live.measure.proof import verdict
+from simmoe.live.measure.recording import poisson
+from simmoe.live.measure.times import busy_steps, samples
+from simmoe.profiles.shape import StepShape
+
+
+def test_options_name_what_is_wrong() -> None:
+    assert EngineOptions(k_max=8).captured_ks == (8,)
+    assert EngineOptions(k_max=8).default_k == 8
+    with pytest.raises(LiveError, match="default_k is 9; this model takes 1 to 8"):
+        EngineOptions(k_max=8, default_k=9)
+    for ks in ((4, 2, 8), (2, 4), (0, 8), (2, 2, 8)):
+        with pytest.raises(LiveError, match="captured_ks"):
+            EngineOptions(k_max=8, captured_ks=ks)
+    config = SimpleNamespace(
+        additional_config={"simmoe": {"captured": [8]}},
+        model_config=SimpleNamespace(model="m", hf_text_config=SimpleNamespace(num_experts_per_tok=8)),
+    )
+    with pytest.raises(LiveError, match="unknown \\['captured'\\]"):
+        EngineOptions.of(config)
+
+
+@given(st.integers(1, 32))
+def test_executed_budget_is_never_below_the_one_asked(k: int) -> None:
+    executed = EngineOptions(k_max=32, captured_ks=CAPTURED_KS).captured_at_least(k)
+    assert executed >= k
+    assert executed in CAPTURED_KS
+    assert not any(k <= captured < executed for captured in CAPTURED_KS)
+
+
+def test_a_request_without_a_budget_gets_the_default() -> None:
+    assert request_k(SimpleNamespace(extra_args=None), 5) == 5
+    assert request_k(SimpleNamespace(extra_args={"other": 1}), 5) == 5
+    assert request_k(SimpleNamespace(extra_args={"simmoe_k": 3}), 5) == 3
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 80), st.integers(1, 20), st.integers(1, 8)), max_size=12))
+def test_summary_counts_every_query_key_pair(rows: list[tuple[int, int, int, int]]) -> None:
+    """Against a count of the pairs one by one: rows are (prompt, context, scheduled, k)."""
+    scheduled, requests, ks = {}, {}, {}
+    tokens = pairs = slots = 0
+    for i, (prompt, context, count, k) in enumerate(rows):
+        scheduled[str(i)], ks[str(i)] = count, k
+        requests[str(i)] = SimpleNamespace(num_computed_tokens=context + count, num_prompt_tokens=prompt)
+        tokens += count
+        pairs += sum(context + j + 1 for j in range(count))
+        slots += k * count
+    shape, qos_slots = summarise(scheduled, requests, ks)
+    assert shape.num_tokens == tokens
+    assert shape.prefill_kv_pairs + shape.decode_kv_tokens == pairs
+    assert shape.num_prefill_seqs + shape.num_decode_seqs == len(rows)
+    assert qos_slots == slots
+    assert shape.k_exec == max((k for *_, k in rows), default=0)
+
+
+def _record(step: int, start_s: float, output_s: float, *, k: int = 4, tokens: int = 10) -> StepRecord:
+    recorder = StepRecorder()
+    batch = summarise({"a": tokens}, {"a": SimpleNamespace(num_computed_tokens=tokens, num_prompt_tokens=99)}, {"a": k})
+    recorder.scheduled(step, (start_s, start_s), batch, k, (0, 1, 0))
+    recorder.finished(step, output_s, output_s)
+    (record,) = recorder.drain()
+    assert not recorder.drain()
+    return record
+
+
+def test_only_steps_of_a_busy_engine_are_timed() -> None:
+    records = [
+        _record(0, 0.0, 1.0),
+        _record(1, 0.5, 2.0),  # scheduled while step 0 ran
+        _record(2, 5.0, 6.0),  # after a pause
+        _record(4, 5.5, 7.0),  # a step is missing before it
+        _record(5, 7.0005, 9.0),  # scheduled just after an output: synchronous scheduling
+    ]
+    assert [(r.step, s) for r, s in busy_steps(records, async_scheduling=True)] == [(1, 1.0)]
+    assert [(r.step, s) for r, s in busy_steps(records, async_scheduling=False)] == [(1, 1.0), (5, 2.0)]
+
+
+def test_samples_group_by_shape_and_budget() -> None:
+    steps = [
+        (_record(i, 0.0, 1.0, k=k, tokens=n), 0.01 * (i + 1)) for i, (n, k) in enumerate([(10, 4)] * 3 + [(20, 8)])
+    ]
+    found = samples(steps, "step", (16,))
+    assert [(s.num_prefill_tokens, s.k, s.mode, s.repetitions) for s in found] == [
+        (10, 4, "graphs", 3),
+        (20, 8, "eager", 1),
+    ]
+    assert found[0].median_s == pytest.approx(0.02)
+    assert [s.k for s in samples(steps, "step", (16,), least=2)] == [4]
+
+
+def test_a_split_model_keeps_its_parameters() -> None:
+    config = split_config(OLMOE_1B_7B, 4)
+    assert (config["num_experts"], config["intermediate_size"], config["num_experts_per_tok"]) == (256, 256, 32)
+    assert config["num_experts"] * config["intermediate_size"] == 64 * 1024
+    deepseek = {
+        "model_type": "deepseek_v2", "n_routed_experts": 64, "moe_intermediate_size": 1408, "num_experts_per_tok": 6,
+        "n_shared_experts": 2,
+    }  # fmt: skip
+    shared = split_config(deepseek, 4)
+    assert shared["n_shared_experts"] * shared["moe_intermediate_size"] == 2 * 1408
+    with pytest.raises(LiveError, match="into 3: it must divide"):
+        split_config(OLMOE_1B_7B, 3)
+    with pytest.raises(LiveError, match="'llama' cannot be split"):
+        split_config({"model_type": "llama"}, 4)
+
+
+def test_the_default_plan_reaches_every_captured_size_and_nothing_beyond_the_engine() -> None:
+    plan = default_plan(CAPTURED_SIZES, CAPTURED_KS, 1024, 4096)
+    assert {n for n in CAPTURED_SIZES if n >= 16} <= {p.num_tokens for p in plan.prefill}
+    assert any(p.num_tokens not in CAPTURED_SIZES for p in plan.prefill)
+    assert all(p.num_tokens <= 8192 and len(prompt_lengths(p)) <= 1024 for p in plan.prefill)
+    assert {d.num_seqs for d in plan.decode} >= {n for n in CAPTURED_SIZES if n <= 1024}
+    assert all(m.num_tokens + m.num_seqs <= 8192 for m in plan.mixed)
+    assert len({m.context for m in plan.mixed}) > 1
+
+
+@given(st.integers(1, 64), st.integers(1, 16))
+def test_prompts_of_a_step_fill_it(num_prompts: int, each: int) -> None:
+    point = PrefillPoint(num_prompts * each + num_prompts // 2, num_prompts)
+    lengths = prompt_lengths(point)
+    assert sum(lengths) == point.num_tokens
+    assert max(lengths) - min(lengths) <= 1
+    shape = StepShape(point.num_tokens, prompt_pairs(lengths), num_prompts, k_exec=2)
+    assert wanted(point, 2, shape)
+    assert not wanted(point, 3, shape)
+
+
+def test_a_point_knows_its_own_samples() -> None:
+    decode = StepShape(num_decode_seqs=8, decode_kv_tokens=8 * 140, k_exec=4)
+    assert wanted(DecodePoint(8, 128), 4, decode)
+    assert not wanted(DecodePoint(8, 512), 4, decode)
+    assert not wanted(DecodePoint(4, 128), 4, decode)
+    mixed = decode._replace(num_prefill_tokens=64, num_prefill_seqs=1, prefill_kv_pairs=64 * 65 // 2)
+    assert wanted(MixedPoint(64, 8, 128), 4, mixed)
+    assert not wanted(MixedPoint(32, 8, 128), 4, mixed)
+    assert not wanted(DecodePoint(8, 128), 4, mixed)
+
+
+def test_the_verdict_accepts_rounding_and_refuses_a_neighbour() -> None:
+    rng = np.random.default_rng(0)
+    # logits that drift with k by 1 a step, rounding noise of 0.3
+    base, drift = rng.normal(size=(40, 64)), rng.normal(size=(40, 64)) / 8
+    reference = {k: base + drift * i for i, k in enumerate((1, 2, 4, 8))}
+    measured = {k: a + rng.normal(size=a.shape) * 0.02 for k, a in reference.items()}
+    assert verdict(measured, reference)[0]
+    frozen = {k: measured[8] for k in reference}
+    proved, line = verdict(frozen, reference)
+    assert not proved
+    assert "40 of 160 probes" in line
+
+
+def test_poisson_arrivals_start_at_zero_and_keep_their_rate() -> None:
+    arrivals = poisson([Prompt(1, 1)] * 4000, 20.0, 3)
+    due_s = [t for t, _ in arrivals]
+    assert due_s[0] == 0
+    assert due_s == sorted(due_s)
+    # the last of n Poisson arrivals has mean n/rate and deviation sqrt(n)/rate: four of them
+    assert due_s[-1] == pytest.approx(4000 / 20, abs=4 * 4000**0.5 / 20)
