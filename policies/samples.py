@@ -129,7 +129,7 @@ def sample_route_calls(
             k_running = context.k_max if running else 0
             inflight = waiting + running
             ranks.append(
-                RankView(dp_rank, waiting, running, inflight, 1, kv_used, k_running, age_s=0.01 * (index % 10))
+                RankView(dp_rank, waiting, running, inflight, 1, kv_used, k_running, now_s - 0.01 * (index % 10))
             )
         request = make_request(
             request_id=f"r{index}",

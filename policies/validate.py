@@ -49,9 +49,11 @@ def check_rank(rank: object, ranks: Sequence[RankView]) -> int:
         PolicyError: it is not.
     """
     if isinstance(rank, Integral) and not isinstance(rank, bool):
-        for view in ranks:
-            if view.dp_rank == rank:
-                return int(rank)
+        index = int(rank)
+        if 0 <= index < len(ranks) and ranks[index].dp_rank == index:
+            return index  # the usual case, at no cost that grows with the ranks
+        if any(view.dp_rank == index for view in ranks):
+            return index
     known = ", ".join(str(view.dp_rank) for view in ranks)
     raise PolicyError(f"route returned {_shown(rank)}; it must return one of the dp_ranks {known}")
 

@@ -68,5 +68,5 @@ class RankView:
     """Share of KV blocks in use at the last publication, 0..1."""
     k_running: int
     """Largest budget running there at the last publication; 0 if none."""
-    age_s: float
-    """How long ago that publication was."""
+    published_s: float
+    """When that publication was, on the host's clock; ``route`` is told what time it is now."""

@@ -68,6 +68,8 @@ class DecodeSet:
 
     def steps_within(self, first_step: int, num_steps: int, num_free_blocks: int) -> int:
         """Return how many of ``num_steps`` steps from ``first_step`` on fit in ``num_free_blocks``."""
+        if (num_steps // self.block_size + 1) * self.num_seqs <= num_free_blocks:
+            return num_steps
         if self.new_blocks_over(first_step, num_steps) <= num_free_blocks:
             return num_steps
         cycles = num_free_blocks // self.num_seqs

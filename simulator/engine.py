@@ -13,6 +13,7 @@ from typing import Protocol
 import simpy
 
 from simmoe.simulator.clock import Alarm, Clock, boundary_of
+from simmoe.simulator.publication import Counts, Timetable
 from simmoe.simulator.request import SimRequest
 from simmoe.simulator.result import RankTotals
 from simmoe.simulator.scheduler import Scheduler
@@ -32,18 +33,6 @@ class Listener(Protocol):
 
     def finished(self, request: SimRequest, dp_rank: int, end_s: float) -> None:
         """The request's last output token is out."""
-
-
-class Counts:
-    """What a rank publishes about itself."""
-
-    __slots__ = ("k_running", "kv_used", "num_running", "num_waiting")
-
-    def __init__(self, num_waiting: int, num_running: int, kv_used: float, k_running: int) -> None:
-        self.num_waiting = num_waiting
-        self.num_running = num_running
-        self.kv_used = kv_used
-        self.k_running = k_running
 
 
 class Engine:
@@ -77,17 +66,17 @@ class Engine:
         self._alarm: Alarm | None = None
         """The next boundary; alarms replaced since are ignored when they ring."""
         self._busy_since_s = 0.0
-        self._publish_interval_s = publish_interval_s
+        self._timetable = Timetable(publish_interval_s)
         self._published = self._counts(0.0)
-        self._publication = 0
-        """Number of the last publication settled; publication i happens at i * publish_interval_s."""
+        """The last publication; publications need no events, only to be kept before what they saw changes."""
 
     # --------------------------------------------------------------------------------------------------- the outside
 
     def dispatch(self, request: SimRequest) -> None:
         """Receive a request from a front end."""
         now = self.clock.now
-        self._settle_publication(now)
+        if now >= self._timetable.next_s:
+            self._publish(now)
         scheduler = self.scheduler
         scheduler.add(request)
         if self._executing is None:
@@ -100,17 +89,16 @@ class Engine:
             if (not full or self.log is not None) and stretch.stop_at(now):
                 self._set_alarm(stretch.last_end_s)
 
-    def published(self, now_s: float) -> tuple[Counts, float]:
-        """Return the counts a front end knows at ``now_s`` and when they were published."""
-        if not self._publish_interval_s:
-            return self._counts(now_s), now_s
-        self._settle_publication(now_s)
-        return self._published, self._publication * self._publish_interval_s
+    def published(self, now_s: float) -> Counts:
+        """Return the counts a front end knows at ``now_s``."""
+        if now_s >= self._timetable.next_s:
+            self._publish(now_s)
+        return self._published
 
     def halt(self, now_s: float) -> None:
         """Account for the steps that ended before ``now_s``, where the simulation was stopped."""
         if self._stretch is not None:
-            self._pass_stretch(self._stretch, self._stretch.passed_before(now_s))
+            self._pass(self._stretch, self._stretch.passed_before(now_s))
         if self._executing is not None:
             self.totals.busy_s += now_s - self._busy_since_s
 
@@ -124,14 +112,17 @@ class Engine:
             return
         self._alarm = None
         now = self.clock.now
-        self._settle_publication(now)
+        if now >= self._timetable.next_s:
+            self._publish(now)
         if self._stretch is not None:
-            self._pass_stretch(self._stretch, self._stretch.num_skipped)
+            self._pass(self._stretch, self._stretch.num_skipped)
             self._stretch = None
         ended, step = self._executing, self._composed
         self._executing = self._composed = None
         if ended is not None:
-            self._complete(ended, now)
+            self._end(ended, now)
+            for request in self.scheduler.finish(ended.index):
+                self.listener.finished(request, self.scheduler.dp_rank, now)
         if step is None:
             step = self._compose(now)
         if step is None:
@@ -141,14 +132,11 @@ class Engine:
             return
         if ended is None:
             self._busy_since_s = now
-        self._executing = step
-        step.start_s = now
-        for request in step.admitted:
-            self.listener.scheduled(request, now)
+        self._start(step, now)
         if self.lead == 2:
             self._composed = self._compose(now)
         if self.fast_forward:
-            self._stretch = self._find_stretch(step, now)
+            self._stretch = self._find_stretch(now)
         self._set_alarm(now + step.duration_s if self._stretch is None else self._stretch.last_end_s)
 
     def _compose(self, now_s: float) -> Step | None:
@@ -161,88 +149,82 @@ class Engine:
             self._after_compose(scheduler)
         return step
 
-    def _complete(self, step: Step, end_s: float) -> None:
-        shape = step.shape
+    def _start(self, step: Step, start_s: float) -> None:
+        self._executing = step
+        step.start_s = start_s
+        for request in step.admitted:
+            self.listener.scheduled(request, start_s)
+
+    def _end(self, step: Step, end_s: float) -> None:
         totals = self.totals
         totals.num_steps += 1
-        totals.num_prefill_tokens += shape.num_prefill_tokens
-        totals.num_decode_tokens += shape.num_decode_seqs
-        totals.routed_slots += shape.num_tokens * shape.k_exec
+        totals.num_prefill_tokens += step.num_prefill_tokens
+        totals.num_decode_tokens += step.num_decode_seqs
+        totals.routed_slots += step.num_tokens * step.k_exec
         totals.qos_slots += step.qos_slots
         if self.log is not None:
             self.log.add(step)
         for request in step.completed_prompts:
             self.listener.token(request, end_s)
-        for request in self.scheduler.finish(step.index):
-            self.listener.finished(request, self.scheduler.dp_rank, end_s)
 
     # --------------------------------------------------------------------------------------------------- fast-forward
 
-    def _find_stretch(self, step: Step, now_s: float) -> Stretch | None:
-        """Return the boundaries that can be passed from ``step``, which starts now; None if there are none."""
+    def _find_stretch(self, now_s: float) -> Stretch | None:
+        """Return the boundaries that can be passed from the step that starts now; None if there are none."""
         scheduler = self.scheduler
-        last = self._composed if self.lead == 2 else step
-        if last is None or not (step.decode_only and last.decode_only) or scheduler.partial is not None:
-            return None
-        if scheduler.may_admit(now_s):
-            return None
         decodes = scheduler.decodes
-        num_skipped = scheduler.next_finish_step() - self.lead + 1 - step.index
+        if not decodes.num_seqs or scheduler.partial is not None or scheduler.may_admit(now_s):
+            return None
+        composed = self._steps()
+        num_skipped = scheduler.next_finish_step() - self.lead + 1 - composed[0].index
         if num_skipped <= 0:
             return None
         num_skipped = decodes.steps_within(scheduler.next_index, num_skipped, scheduler.pool.num_free_blocks)
         if num_skipped <= 0:
             return None
-        k_exec = step.shape.k_exec
+        k_exec = max(decodes.k_exec, scheduler.k_floor)
         line = scheduler.cost.decode_line(decodes.num_seqs, k_exec)
-        stretch = Stretch(now_s, step.index, num_skipped, decodes, k_exec, line)
+        stretch = Stretch(composed, num_skipped, decodes, k_exec, line)
         if scheduler.waiting and scheduler.wake_at_s < float("inf"):
             stretch.stop_at(scheduler.wake_at_s)
         return stretch if stretch.num_skipped else None
 
-    def _pass_stretch(self, stretch: Stretch, num_steps: int) -> None:
+    def _pass(self, stretch: Stretch, num_steps: int) -> None:
         """End the first ``num_steps`` steps of a stretch and compose as many; the next one is executing then."""
         if not num_steps:
             return
-        scheduler = self.scheduler
-        decodes = scheduler.decodes
-        totals = self.totals
-        totals.num_steps += num_steps
-        totals.num_decode_tokens += decodes.num_seqs * num_steps
-        totals.routed_slots += decodes.num_seqs * stretch.shape.k_exec * num_steps
-        totals.qos_slots += decodes.sum_k_qos * num_steps
-        first = self._executing
-        assert first is not None
-        last = self._composed or first
+        composed = self._steps()
+        last = composed[-1]
+        for step, end_s in zip(composed, stretch.ends[:num_steps], strict=False):
+            self._end(step, float(end_s))
+            if step is not last:
+                self._start(last, float(end_s))
+        num_further = num_steps - len(composed)
+        if num_further > 0:
+            totals = self.totals
+            decodes = self.scheduler.decodes
+            totals.num_steps += num_further
+            totals.num_decode_tokens += num_further * decodes.num_seqs
+            totals.routed_slots += num_further * decodes.num_seqs * stretch.k_exec
+            totals.qos_slots += num_further * decodes.sum_k_qos
         if self.log is not None:
-            self.log.add(first)
-            self.log.add_stretch(stretch, num_steps, last.num_waiting, last.num_running)
-        scheduler.skip_decodes(num_steps)
-        self._executing = self._stretch_step(stretch, num_steps, last)
-        self._executing.start_s = float(stretch.ends[num_steps - 1])
+            for position in range(len(composed), num_steps):
+                self.log.add(stretch.step(position, last))
+        self.scheduler.skip_decodes(num_steps)
+        if num_steps >= len(composed):
+            self._executing = stretch.step(num_steps, last)
         if self.lead == 2:
-            self._composed = self._stretch_step(stretch, num_steps + 1, last)
+            self._composed = stretch.step(num_steps + 1, last)
 
-    def _stretch_step(self, stretch: Stretch, position: int, like: Step) -> Step:
-        step = Step(
-            stretch.first_index + position,
-            stretch.shape_at(position),
-            stretch.duration_s(position),
-            self.scheduler.decodes.sum_k_qos,
-        )
-        step.num_waiting, step.num_running = like.num_waiting, like.num_running
-        return step
+    def _steps(self) -> list[Step]:
+        """Return the steps composed and not ended, in order."""
+        return [step for step in (self._executing, self._composed) if step is not None]
 
     # ---------------------------------------------------------------------------------------------------- publication
 
-    def _settle_publication(self, now_s: float) -> None:
-        """Keep what was published last before the state changes at ``now_s``; publications need no events."""
-        if not self._publish_interval_s:
-            return
-        number = int(now_s / self._publish_interval_s)
-        if number > self._publication:
-            self._publication = number
-            self._published = self._counts(number * self._publish_interval_s)
+    def _publish(self, now_s: float) -> None:
+        self._timetable.catch_up(now_s)
+        self._published = self._counts(self._timetable.last_s)
 
     def _counts(self, time_s: float) -> Counts:
         """Return the counts as they were at ``time_s``, with no boundary between then and now but a stretch's."""

@@ -104,32 +104,27 @@ class Scheduler:
         preempted = not self._extend_decodes(index)
         decodes = self.decodes
         num_decodes = decodes.num_seqs
-        prompts = _Prompts(self.config.max_num_batched_tokens - num_decodes, decodes.k_exec)
-        request = self.partial
-        if request is not None and prompts.budget:
-            chunk = min(request.prefill_tokens - request.num_computed_tokens, prompts.budget)
-            if self._extend_partial(request, chunk):
-                self._compute(request, chunk, prompts)
-            else:
-                preempted = True
-        if not preempted and prompts.budget and self.may_admit(now_s):
-            self._admit(now_s, prompts)
-        if not prompts.num_tokens and not num_decodes:
-            return None
-        shape = StepShape(
-            prompts.num_tokens,
-            prompts.kv_pairs,
-            prompts.num_seqs,
-            num_decodes,
-            decodes.kv_tokens(index) if num_decodes else 0,
-            max(prompts.k_exec, self.k_floor),
-        )
-        step = Step(index, shape, self.cost.step_s(shape), prompts.qos_slots + decodes.sum_k_qos)
-        step.num_waiting = len(self.waiting)
-        step.num_running = len(self.running)
+        k_exec, qos_slots = decodes.k_exec, decodes.sum_k_qos
+        kv_tokens = decodes.kv_tokens(index) if num_decodes else 0
+        prompts = None
+        if self.partial is not None or (not preempted and self.may_admit(now_s)):
+            prompts = self._compose_prompts(now_s, preempted)
+        if prompts is None:
+            if not num_decodes:
+                return None
+            k_exec = max(k_exec, self.k_floor)
+            shape = StepShape(0, 0, 0, num_decodes, kv_tokens, k_exec)
+        else:
+            k_exec = max(prompts.k_exec, self.k_floor)
+            qos_slots += prompts.qos_slots
+            shape = StepShape(prompts.num_tokens, prompts.kv_pairs, prompts.num_seqs, num_decodes, kv_tokens, k_exec)
+        duration_s = self.cost.step_s(shape)
+        num_waiting, num_running = len(self.waiting), len(self.running)
+        step = Step(index, duration_s, k_exec, qos_slots, num_decodes, kv_tokens, num_waiting, num_running)
         self.next_index = index + 1
-        if prompts.num_tokens:
+        if prompts is not None:
             self.plan_stale = True
+            step.num_prefill_tokens = prompts.num_tokens
             step.completed_prompts = prompts.completed
             step.admitted = prompts.admitted
             for request in prompts.completed:
@@ -155,7 +150,7 @@ class Scheduler:
     def may_admit(self, now_s: float) -> bool:
         """Return whether composing at ``now_s`` would ask the policy who may enter."""
         return (
-            bool(self.waiting)
+            bool(self.waiting.by_id)
             and len(self.running) < self.config.max_num_seqs
             and (self.plan_stale or now_s >= self.wake_at_s)
         )
@@ -288,7 +283,21 @@ class Scheduler:
             pool.give(held)
         request.held_blocks = 0
 
-    # ---------------------------------------------------------------------------------------------- waiting requests
+    # ---------------------------------------------------------------------------------------------- prompts of a step
+
+    def _compose_prompts(self, now_s: float, preempted: bool) -> _Prompts | None:
+        """Go on with the unfinished prompt and admit who waits, unless the step has preempted; None if nothing fits."""
+        prompts = _Prompts(self.config.max_num_batched_tokens - self.decodes.num_seqs, self.decodes.k_exec)
+        request = self.partial
+        if request is not None and prompts.budget:
+            chunk = min(request.prefill_tokens - request.num_computed_tokens, prompts.budget)
+            if self._extend_partial(request, chunk):
+                self._compute(request, chunk, prompts)
+            else:
+                preempted = True
+        if not preempted and prompts.budget and self.may_admit(now_s):
+            self._admit(now_s, prompts)
+        return prompts if prompts.num_tokens else None
 
     def _admit(self, now_s: float, prompts: _Prompts) -> None:
         """Ask the policy, and move who may and can enter into the running set and the step."""
@@ -323,7 +332,7 @@ class Scheduler:
             oldest=None if oldest is None else oldest.view,
             num_preempted=self.waiting.num_preempted,
         )
-        plan = self._asker.plan(self.policy, view, self.waiting.get)
+        plan = self._asker.plan(self.policy, view, self.waiting.by_id.get)
         self.totals.num_plans += 1
         self.plan_stale = False
         self.wake_at_s = float("inf") if plan.wake_at_s is None else plan.wake_at_s
@@ -333,8 +342,7 @@ class Scheduler:
         """Yield who may enter, in order; each must be removed from the queue before the next is asked for."""
         if plan.order is not None:
             for request_id in plan.order:
-                request = self.waiting.get(request_id)
-                assert request is not None, "the plan has been checked"
+                request = self.waiting.by_id[request_id]
                 if plan.k_max is not None and request.k_exec > plan.k_max:
                     return
                 yield request

@@ -117,6 +117,7 @@ class _Simulation:
                 route_policy(dataclasses.replace(context, front_end_index=index)),
                 self.engines,
                 num_front_ends,
+                config.front_end.publish_interval_s,
                 asker,
             )
             for index in range(num_front_ends)

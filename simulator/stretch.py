@@ -1,79 +1,102 @@
-"""A run of decode-only steps in which nothing changes, advanced as one event.
+"""A run of steps through which the same sequences decode and nobody enters, advanced as one event.
 
-While a rank decodes the same sequences and nobody can enter, its steps differ only in the KV they attend to: step
-durations lie on the cost model's decode line, and the times at which they end are their running sum. Both are computed
-in the order and with the operations of the step-by-step mode, so they are equal to the last bit.
+It begins with the steps already composed, whatever they compute. Those that follow differ only in the KV they attend
+to: their durations lie on the cost model's decode line, and the times at which they end are a running sum. Both are
+computed in the order and with the operations of the step-by-step mode, so they are equal to the last bit.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from simmoe.profiles.shape import DecodeLine, StepShape
+from simmoe.profiles.shape import DecodeLine
 from simmoe.simulator.decode_set import DecodeSet
+from simmoe.simulator.step import Step
 
-SHORT = 24
+SHORT = 40
 """Up to this many steps a loop is faster than arrays."""
 
 
 class Stretch:
-    """Steps ``first_index`` .. ``first_index + num_skipped``; the last is left for the engine to end by itself."""
+    """Steps at positions 0 .. ``num_skipped``; the last is left for the engine to end by itself."""
 
-    __slots__ = ("_kv_start", "durations", "ends", "first_index", "line", "num_skipped", "shape", "start_s")
+    __slots__ = ("_decodes", "_kv_start", "_line", "ends", "first_index", "k_exec", "num_skipped")
 
     def __init__(
-        self, start_s: float, first_index: int, num_skipped: int, decodes: DecodeSet, k_exec: int, line: DecodeLine
+        self, composed: Sequence[Step], num_skipped: int, decodes: DecodeSet, k_exec: int, line: DecodeLine
     ) -> None:
-        self.start_s = start_s
-        self.first_index = first_index
+        """Begin a stretch.
+
+        Args:
+            composed: the executing step and, with asynchronous scheduling, the next.
+            num_skipped: boundaries to pass without stopping, the ends of the first ``num_skipped`` steps.
+            decodes: the sequences of every further step; must stay as they are.
+            k_exec: budget of every further step.
+            line: seconds of every further step.
+        """
+        self.first_index = first = composed[0].index
         self.num_skipped = num_skipped
-        """Boundaries passed without stopping: the ends of the first ``num_skipped`` steps."""
-        self.shape = StepShape(0, 0, 0, decodes.num_seqs, 0, k_exec)
-        """Shape of every step but for its KV tokens."""
-        self.line = line
-        self._kv_start = decodes.kv_tokens(first_index)
-        self.durations: list[float] | npt.NDArray[np.float64]
-        """[num_skipped + 1] seconds."""
-        self.ends: list[float] | npt.NDArray[np.float64]
+        self._decodes = decodes
+        self.k_exec = k_exec
+        self._line = line
+        self._kv_start = decodes.kv_tokens(first)
+        ends = [composed[0].start_s + composed[0].duration_s]
+        if len(composed) == 2:
+            ends.append(ends[0] + composed[1].duration_s)
+        self.ends: list[float] | npt.NDArray[np.float64] = self._extended(ends, num_skipped + 1)
         """[num_skipped + 1] when each step ends."""
-        base, slope, floor = line
-        seqs = decodes.num_seqs
-        if num_skipped < SHORT:
-            durations, ends, now = [], [], start_s
-            for kv in range(self._kv_start, self._kv_start + seqs * (num_skipped + 1), seqs):
-                duration = base + slope * kv
-                if duration < floor:
-                    duration = floor
-                now += duration
-                durations.append(duration)
+
+    def _extended(self, ends: list[float], num_steps: int) -> list[float] | npt.NDArray[np.float64]:
+        seqs = self._decodes.num_seqs
+        base, slope, floor = self._line
+        kv, kv_end = self.kv_tokens(len(ends)), self.kv_tokens(num_steps)
+        now = ends[-1]
+        if num_steps < SHORT:
+            for kv_tokens in range(kv, kv_end, seqs):
+                duration = base + slope * kv_tokens
+                now += duration if duration > floor else floor
                 ends.append(now)
-            self.durations, self.ends = durations, ends
-        else:
-            kv_tokens = self._kv_start + seqs * np.arange(num_skipped + 1)
-            lengths = np.maximum(base + slope * kv_tokens, floor)
-            self.durations = lengths
-            self.ends = np.add.accumulate(np.concatenate(([start_s], lengths)))[1:]
+            return ends
+        times = np.arange(kv - seqs * len(ends), kv_end, seqs, dtype=np.float64)
+        times *= slope
+        times += base
+        np.maximum(times, floor, out=times)
+        times[: len(ends)] = ends
+        running_sum = times[len(ends) - 1 :]
+        np.add.accumulate(running_sum, out=running_sum)
+        return times
 
     def kv_tokens(self, position: int) -> int:
-        """Return the KV tokens that the step at this position attends to."""
-        return self._kv_start + self.shape.num_decode_seqs * position
-
-    def shape_at(self, position: int) -> StepShape:
-        """Return the shape of the step at this position."""
-        return self.shape._replace(decode_kv_tokens=self.kv_tokens(position))
+        """Return the KV tokens that the step at this position, not yet composed at the start, attends to."""
+        return self._kv_start + self._decodes.num_seqs * position
 
     def duration_s(self, position: int) -> float:
-        """Return the time that the step at this position takes, beyond the stretch too."""
-        if position < len(self.durations):
-            return float(self.durations[position])
-        base, slope, floor = self.line
+        """Return the time that the step at this position, not yet composed at the start, takes."""
+        base, slope, floor = self._line
         return max(base + slope * self.kv_tokens(position), floor)
 
+    def step(self, position: int, like: Step) -> Step:
+        """Return the step at this position, composed while as many wait and run as when ``like`` was."""
+        decodes = self._decodes
+        step = Step(
+            self.first_index + position,
+            self.duration_s(position),
+            self.k_exec,
+            decodes.sum_k_qos,
+            decodes.num_seqs,
+            self.kv_tokens(position),
+            like.num_waiting,
+            like.num_running,
+        )
+        step.start_s = float(self.ends[position - 1])
+        return step
+
     def passed_before(self, time_s: float) -> int:
-        """Return how many steps end strictly before ``time_s``."""
+        """Return how many of the steps to skip end strictly before ``time_s``."""
         return bisect_left(self.ends, time_s, 0, self.num_skipped)
 
     def stop_at(self, time_s: float) -> bool:
@@ -83,11 +106,6 @@ class Stretch:
             return False
         self.num_skipped = position
         return True
-
-    @property
-    def last_start_s(self) -> float:
-        """When the step left to the engine starts."""
-        return float(self.ends[self.num_skipped - 1]) if self.num_skipped else self.start_s
 
     @property
     def last_end_s(self) -> float:

@@ -24,12 +24,13 @@ class WaitingQueue:
         self._entries: list[Entry] = []
         self._head = 0
         """Entries before it have left; they are dropped in bulk."""
-        self._by_id: dict[str, SimRequest] = {}
+        self.by_id: dict[str, SimRequest] = {}
+        """Everything that waits, by request id; read-only outside."""
         self._arrivals: list[tuple[float, int, SimRequest]] = []
         """Heap by arrival, only with a queue key; those that have left are dropped when they surface."""
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self.by_id)
 
     def __iter__(self) -> Iterator[SimRequest]:
         yield from self._preempted
@@ -47,10 +48,6 @@ class WaitingQueue:
         """Requests at the front that wait to be recomputed."""
         return len(self._preempted)
 
-    def get(self, request_id: str) -> SimRequest | None:
-        """Return the waiting request of this id, or None."""
-        return self._by_id.get(request_id)
-
     def add(self, request: SimRequest) -> None:
         """Add a request that has just been dispatched."""
         insort(self._entries, self._entry(request), lo=self._head)
@@ -63,7 +60,7 @@ class WaitingQueue:
 
     def remove(self, request: SimRequest) -> None:
         """Remove a request that has been admitted; removing in queue order costs O(1)."""
-        del self._by_id[request.view.request_id]
+        del self.by_id[request.view.request_id]
         if request.num_preemptions and request in self._preempted:
             self._preempted.remove(request)
             return
@@ -79,14 +76,14 @@ class WaitingQueue:
 
     def oldest(self) -> SimRequest | None:
         """Return the waiting request that arrived first."""
-        if not self._by_id:
+        if not self.by_id:
             return None
         if self._queue_key is None:
             if not self._preempted:
                 return self._entries[self._head][3]
             # Entries are by arrival, and preempted requests are older than any of them but in no order themselves.
             return min(self._preempted, key=lambda r: (r.view.arrival_s, r.row))
-        while self._by_id.get(self._arrivals[0][2].view.request_id) is not self._arrivals[0][2]:
+        while self.by_id.get(self._arrivals[0][2].view.request_id) is not self._arrivals[0][2]:
             heappop(self._arrivals)
         return self._arrivals[0][2]
 
@@ -95,7 +92,7 @@ class WaitingQueue:
         return (0 if key is None else key, request.view.arrival_s, request.row, request)
 
     def _register(self, request: SimRequest) -> None:
-        self._by_id[request.view.request_id] = request
+        self.by_id[request.view.request_id] = request
         if self._queue_key is not None:
             heappush(self._arrivals, (request.view.arrival_s, request.row, request))
 

@@ -212,15 +212,22 @@ def test_a_front_end_knows_the_last_publication_and_what_it_sent_since() -> None
     rows = [(0.0, 4, 50, 3), (0.25, 4, 1, 1), (0.26, 4, 1, 1), (1.25, 4, 1, 1)]
     run(workload(*rows), route=lambda: witness, front_end=FrontEndConfig(publish_interval_s=0.5), num_ranks=2)
     zero = [ranks[0] for ranks in witness.seen]
-    # (waiting, running, in flight, age): nothing is published before 0.5 s, sent requests count as waiting at once.
-    assert [(v.num_waiting, v.num_running, v.num_inflight, v.age_s) for v in zero] == [
+    # (waiting, running, in flight, published): nothing is published before 0.5 s, what was sent counts at once.
+    assert [(v.num_waiting, v.num_running, v.num_inflight, v.published_s) for v in zero] == [
         (0, 0, 0, 0.0),
-        (1, 0, 1, 0.25),
-        (2, 0, 2, 0.26),
-        (2, 1, 3, 0.25),  # published at 1.0 s, before the step that ends there
+        (1, 0, 1, 0.0),
+        (2, 0, 2, 0.0),
+        (2, 1, 3, 1.0),  # before the step that ends there
     ]
     assert zero[-1].k_running == 3
     assert all(ranks[1].num_inflight == 0 for ranks in witness.seen)
+
+
+def test_requests_at_the_instant_of_a_publication_see_those_sent_before_them() -> None:
+    witness = Witness()
+    rows = [(0.0, 4, 50, 3), (0.0, 4, 1, 1), (0.5, 4, 1, 1), (0.5, 4, 1, 1)]
+    run(workload(*rows), route=lambda: witness, front_end=FrontEndConfig(publish_interval_s=0.5))
+    assert [(ranks[0].num_waiting, ranks[0].num_running) for ranks in witness.seen] == [(0, 0), (1, 0), (0, 2), (1, 2)]
 
 
 def test_a_fresh_view_counts_nothing_twice() -> None:
