@@ -51,8 +51,11 @@ class Plan:
     clocked_prefill: tuple[PrefillPoint, ...] = ()
     """Measured again with the worker's clock on: device time, and the host's own."""
     clocked_decode: tuple[DecodePoint, ...] = ()
-    repetitions: int = 4
-    """Steps a prefill or mixed point and budget; decode points run twice as many, in two passes."""
+    passes: int = 3
+    """Times the prefill points are gone through, so that a spell of slow host meets a point but once."""
+    repetitions: int = 2
+    """Steps a prefill point and budget in each pass; mixed points run twice as many, decode points four times, there
+    and back."""
     seed: int = 0
     """Of the order of budgets."""
     front_end_requests: int = 40

@@ -8,11 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from simmoe.live.engine.steps import StepRecord
 from simmoe.live.measure.engine import MeasuredEngine, Prompt
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint
-from simmoe.live.measure.times import busy_steps, clocked, samples
-from simmoe.profiles.samples import Sample
+from simmoe.live.measure.times import TimedStep, busy_steps, clocked
 from simmoe.profiles.shape import StepShape
 
 
@@ -54,19 +52,18 @@ class PointRunner:
         self.repetitions = repetitions
         self._rng = np.random.default_rng(seed)
 
-    async def prefill(self, point: PrefillPoint, ks: Sequence[int]) -> list[Sample]:
+    async def prefill(self, point: PrefillPoint, ks: Sequence[int]) -> list[TimedStep]:
         """Run a train of prompts, one step's worth after the other, budgets in random order."""
         lengths = [n * point.num_chunks for n in prompt_lengths(point)]
         train = [Prompt(n, k) for k in self._order(ks, self.repetitions) for n in lengths]
         await self.engine.drain()
         for part in self._fitting(train, len(lengths)):
             await self.engine.run(part, max_tokens=point.num_tokens)
-        least = max(1, self.repetitions // 2)
-        return [s for s in await self._samples(least) if s.num_prefill_tokens == point.num_tokens and s.k in ks]
+        return [t for t in await self._timed() if t.step.num_prefill_tokens == point.num_tokens and t.step.k_exec in ks]
 
-    async def decode(self, point: DecodePoint, ks: Sequence[int]) -> list[Sample]:
+    async def decode(self, point: DecodePoint, ks: Sequence[int]) -> list[TimedStep]:
         """Fill the KV cache with a population, then change the budget under it."""
-        order = [k for k in self._order(ks, 2) for _ in range(self.repetitions)]
+        order = [k for k in self._order(ks, 2) for _ in range(2 * self.repetitions)]
         fill_steps = point.num_seqs * point.context // self.engine.setup.max_num_batched_tokens + point.num_seqs
         others = Prompt(point.context, 1, fill_steps + len(order) + 8)
         prompts = [others] * (point.num_seqs - 1) + [replace(others, output_tokens=len(order) + 2)]
@@ -74,10 +71,9 @@ class PointRunner:
             return []
         await self.engine.drain()
         await self.engine.run(prompts, point.num_seqs, order)
-        found = await self._samples(self.repetitions)
-        return [s for s in found if s.kind == "decode" and s.num_decode_seqs == point.num_seqs and s.k in ks]
+        return [t for t in await self._timed() if t.step.k_exec in ks and wanted(point, t.step.k_exec, t.step.shape)]
 
-    async def mixed(self, points: Mapping[MixedPoint, Sequence[int]]) -> list[Sample]:
+    async def mixed(self, points: Mapping[MixedPoint, Sequence[int]]) -> list[TimedStep]:
         """Let trains of prompts go through one population that decodes.
 
         Args:
@@ -85,19 +81,19 @@ class PointRunner:
         """
         (num_seqs, context), *others = {(point.num_seqs, point.context) for point in points}
         assert not others
-        steps = sum(self.repetitions * len(ks) + 2 for ks in points.values()) + num_seqs * context // 512
+        steps = sum(2 * self.repetitions * len(ks) + 2 for ks in points.values()) + num_seqs * context // 512
         population = [Prompt(context, 1, steps + 256)] * num_seqs
-        result: list[Sample] = []
+        result: list[TimedStep] = []
         await self.engine.drain()
         async with self.engine.population(population):
             while not any(step.num_decode_seqs == num_seqs for step in await self.engine.drain()):
                 await asyncio.sleep(0.02)
             for point, ks in points.items():
-                train = [Prompt(point.num_tokens, k) for k in self._order(ks, self.repetitions)]
+                train = [Prompt(point.num_tokens, k) for k in self._order(ks, 2 * self.repetitions)]
                 await self.engine.drain()
                 await self.engine.run(train, max_tokens=point.num_tokens + num_seqs)
                 await self.engine.script()
-                result += [s for s in await self._samples(1) if wanted(point, s.k, s.shape) and s.kind == "mixed"]
+                result += [t for t in await self._timed() if wanted(point, t.step.k_exec, t.step.shape)]
         return result
 
     def _order(self, ks: Sequence[int], passes: int) -> list[int]:
@@ -110,13 +106,7 @@ class PointRunner:
         length = max(1, 512 // a_step) * a_step
         return (train[i : i + length] for i in range(0, len(train), length))
 
-    async def _samples(self, least: int) -> list[Sample]:
-        steps: list[StepRecord] = await self.engine.drain()
-        setup = self.engine.setup
-        busy = list(busy_steps(steps, async_scheduling=setup.async_scheduling))
-        if not self.clock:
-            return samples(busy, "step", setup.captured_sizes, least)
-        device, host = clocked([step for step, _ in busy], await self.engine.drain_clock())
-        return samples(device, "device", setup.captured_sizes, least) + samples(
-            host, "host", setup.captured_sizes, least
-        )
+    async def _timed(self) -> list[TimedStep]:
+        steps = await self.engine.drain()
+        busy = list(busy_steps(steps, async_scheduling=self.engine.setup.async_scheduling))
+        return clocked([t.step for t in busy], await self.engine.drain_clock()) if self.clock else busy

@@ -20,7 +20,8 @@ from simmoe.live.measure.engine import EngineSetup, MeasuredEngine, Prompt, runn
 from simmoe.live.measure.models import shape_of
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint
 from simmoe.live.measure.points import PointRunner, wanted
-from simmoe.profiles.samples import Sample, SampleHeader, SampleWriter
+from simmoe.live.measure.times import TimedStep, samples
+from simmoe.profiles.samples import SampleHeader, SampleWriter
 
 Point = PrefillPoint | DecodePoint | MixedPoint
 Progress = Callable[[str, int, int], None]
@@ -131,8 +132,8 @@ async def _points(engine: MeasuredEngine, plan: Plan, writer: SampleWriter, prog
         have = [shape for shape, _, clock in writer.done if clock in clocks]
         return [k for k in point.ks or plan.ks if not any(wanted(point, k, shape) for shape in have)]
 
-    def write(found: Sequence[Sample]) -> None:
-        for sample in found:
+    def write(timed: Sequence[TimedStep], least: int) -> None:
+        for sample in samples(timed, engine.setup.captured_sizes, least):
             if sample.key not in writer.done:
                 writer.write(sample)
 
@@ -143,23 +144,29 @@ async def _points(engine: MeasuredEngine, plan: Plan, writer: SampleWriter, prog
     ):
         runner.clock = "step" not in clocks
         await engine.set_clock(runner.clock)
-        for prefill_point in prefill:
-            progress(f"{what}prefill n={prefill_point.num_tokens}", done, total)
-            if ks := missing(prefill_point, clocks):
-                write(await runner.prefill(prefill_point, ks))
-            done += 1
+        # timed[point] gathers the passes; a point is written when the last is through
+        timed: dict[PrefillPoint, list[TimedStep]] = {point: [] for point in prefill}
+        todo = {point: ks for point in prefill if (ks := missing(point, clocks))}
+        done += len(prefill) - len(todo)
+        for i in range(1, plan.passes + 1):
+            for point, ks in todo.items():
+                progress(f"{what}prefill n={point.num_tokens}, pass {i} of {plan.passes}", done, total)
+                timed[point] += await runner.prefill(point, ks)
+                if i == plan.passes:
+                    write(timed.pop(point), plan.repetitions)
+                    done += 1
         for decode_point in decode:
             progress(f"{what}decode batch={decode_point.num_seqs} context={decode_point.context}", done, total)
             if ks := missing(decode_point, clocks):
-                write(await runner.decode(decode_point, ks))
+                write(await runner.decode(decode_point, ks), plan.repetitions)
             done += 1
     runner.clock = False
     await engine.set_clock(False)
     for (num_seqs, context), group in itertools.groupby(plan.mixed, key=lambda point: (point.num_seqs, point.context)):
         points = list(group)
         progress(f"mixed batch={num_seqs} context={context}", done, total)
-        if todo := {point: ks for point in points if (ks := missing(point))}:
-            write(await runner.mixed(todo))
+        if mixed := {point: ks for point in points if (ks := missing(point))}:
+            write(await runner.mixed(mixed), 1)
         done += len(points)
     progress("done", total, total)
 

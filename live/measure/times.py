@@ -5,14 +5,24 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from simmoe.live.engine.steps import StepRecord
 from simmoe.profiles.samples import Clock, Kind, Mode, Sample
+from simmoe.profiles.shape import StepShape
 
 
-def busy_steps(records: Sequence[StepRecord], *, async_scheduling: bool) -> Iterator[tuple[StepRecord, float]]:
+class TimedStep(NamedTuple):
+    """One step's seconds on one clock."""
+
+    step: StepRecord
+    clock: Clock
+    seconds: float
+
+
+def busy_steps(records: Sequence[StepRecord], *, async_scheduling: bool) -> Iterator[TimedStep]:
     """Yield each step that followed another without a pause, with the seconds between their outputs.
 
     Under asynchronous scheduling a step must have been scheduled before the previous one's output arrived, so that the
@@ -21,52 +31,45 @@ def busy_steps(records: Sequence[StepRecord], *, async_scheduling: bool) -> Iter
     for before, step in itertools.pairwise(records):
         limit_s = before.output_s if async_scheduling else before.update_end_s + 1e-3
         if step.step == before.step + 1 and step.schedule_start_s <= limit_s:
-            yield step, step.output_s - before.output_s
+            yield TimedStep(step, "step", step.output_s - before.output_s)
 
 
-def kind_of(step: StepRecord) -> Kind:
-    """Return what the step computed."""
-    if not step.num_prefill_tokens:
+def kind_of(shape: StepShape) -> Kind:
+    """Return what a step of this shape computes."""
+    if not shape.num_prefill_tokens:
         return "decode"
-    return "mixed" if step.num_decode_seqs else "prefill"
+    return "mixed" if shape.num_decode_seqs else "prefill"
 
 
-def samples(
-    timed: Iterable[tuple[StepRecord, float]], clock: Clock, captured_sizes: Sequence[int], least: int = 1
-) -> list[Sample]:
-    """Group steps of one shape and budget into samples.
+def samples(timed: Iterable[TimedStep], captured_sizes: Sequence[int], least: int = 1) -> list[Sample]:
+    """Group steps of one shape, budget and clock into samples.
 
     Decode steps are grouped whatever their context, and carry that of the median step.
 
     Args:
-        timed: steps, each with its seconds.
-        clock: the clock those seconds are on.
+        timed: steps, in any order.
         captured_sizes: as the engine captured them, ascending; empty means eager.
         least: groups of fewer steps are dropped.
     """
-    groups: dict[tuple[int, ...], list[tuple[float, StepRecord]]] = defaultdict(list)
-    for step, seconds in timed:
-        key = (step.num_prefill_tokens, step.prefill_kv_pairs, step.num_prefill_seqs, step.num_decode_seqs, step.k_exec)
-        groups[key].append((seconds, step))
+    groups: dict[tuple[StepShape, Clock], list[TimedStep]] = defaultdict(list)
+    for member in timed:
+        groups[member.step.shape._replace(decode_kv_tokens=0), member.clock].append(member)
     result = []
     largest = captured_sizes[-1] if captured_sizes else 0
-    for members in groups.values():
+    for (shape, clock), members in groups.items():
         if len(members) < least:
             continue
-        members.sort(key=lambda member: member[0])
-        times = np.array([seconds for seconds, _ in members])
-        step = members[len(members) // 2][1]
-        low, median, high = np.quantile(times, (0.1, 0.5, 0.9)).tolist()
-        mode: Mode = "graphs" if step.shape.num_tokens <= largest else "eager"
+        low, median, high = np.quantile([member.seconds for member in members], (0.1, 0.5, 0.9)).tolist()
+        mode: Mode = "graphs" if shape.num_tokens <= largest else "eager"
         result.append(
             Sample(
-                kind=kind_of(step),
-                num_prefill_tokens=step.num_prefill_tokens,
-                num_prefill_seqs=step.num_prefill_seqs,
-                prefill_kv_pairs=step.prefill_kv_pairs,
-                num_decode_seqs=step.num_decode_seqs,
-                decode_kv_tokens=int(np.median([s.decode_kv_tokens for _, s in members])),
-                k=step.k_exec,
+                kind=kind_of(shape),
+                num_prefill_tokens=shape.num_prefill_tokens,
+                num_prefill_seqs=shape.num_prefill_seqs,
+                prefill_kv_pairs=shape.prefill_kv_pairs,
+                num_decode_seqs=shape.num_decode_seqs,
+                decode_kv_tokens=int(np.median([member.step.decode_kv_tokens for member in members])),
+                k=shape.k_exec,
                 mode=mode,
                 clock=clock,
                 repetitions=len(members),
@@ -78,16 +81,14 @@ def samples(
     return result
 
 
-def clocked(
-    records: Sequence[StepRecord], worker_clock: Mapping[int, tuple[float | None, float]]
-) -> tuple[list[tuple[StepRecord, float]], list[tuple[StepRecord, float]]]:
+def clocked(records: Sequence[StepRecord], worker_clock: Mapping[int, tuple[float | None, float]]) -> list[TimedStep]:
     """Return the steps with their device seconds, and with the host's: schedule, launch and update."""
-    device, host = [], []
+    result: list[TimedStep] = []
     for step in records:
         device_s, worker_s = worker_clock.get(step.step, (None, None))
         if device_s is not None:
-            device.append((step, device_s))
+            result.append(TimedStep(step, "device", device_s))
         if worker_s is not None:
             own_s = step.schedule_end_s - step.schedule_start_s + step.update_end_s - step.output_s
-            host.append((step, own_s + worker_s))
-    return device, host
+            result.append(TimedStep(step, "host", own_s + worker_s))
+    return result

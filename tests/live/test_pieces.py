@@ -18,7 +18,7 @@ from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint, defa
 from simmoe.live.measure.points import prompt_lengths, prompt_pairs, wanted
 from simmoe.live.measure.proof import verdict
 from simmoe.live.measure.recording import poisson
-from simmoe.live.measure.times import busy_steps, samples
+from simmoe.live.measure.times import TimedStep, busy_steps, samples
 from simmoe.profiles.shape import StepShape
 
 
@@ -89,21 +89,22 @@ def test_only_steps_of_a_busy_engine_are_timed() -> None:
         _record(4, 5.5, 7.0),  # a step is missing before it
         _record(5, 7.0005, 9.0),  # scheduled just after an output: synchronous scheduling
     ]
-    assert [(r.step, s) for r, s in busy_steps(records, async_scheduling=True)] == [(1, 1.0)]
-    assert [(r.step, s) for r, s in busy_steps(records, async_scheduling=False)] == [(1, 1.0), (5, 2.0)]
+    assert [(t.step.step, t.seconds) for t in busy_steps(records, async_scheduling=True)] == [(1, 1.0)]
+    assert [(t.step.step, t.seconds) for t in busy_steps(records, async_scheduling=False)] == [(1, 1.0), (5, 2.0)]
 
 
 def test_samples_group_by_shape_and_budget() -> None:
     steps = [
-        (_record(i, 0.0, 1.0, k=k, tokens=n), 0.01 * (i + 1)) for i, (n, k) in enumerate([(10, 4)] * 3 + [(20, 8)])
+        TimedStep(_record(i, 0.0, 1.0, k=k, tokens=n), "step", 0.01 * (i + 1))
+        for i, (n, k) in enumerate([(10, 4)] * 3 + [(20, 8)])
     ]
-    found = samples(steps, "step", (16,))
+    found = samples(steps, (16,))
     assert [(s.num_prefill_tokens, s.k, s.mode, s.repetitions) for s in found] == [
         (10, 4, "graphs", 3),
         (20, 8, "eager", 1),
     ]
     assert found[0].median_s == pytest.approx(0.02)
-    assert [s.k for s in samples(steps, "step", (16,), least=2)] == [4]
+    assert [s.k for s in samples(steps, (16,), least=2)] == [4]
 
 
 def test_a_split_model_keeps_its_parameters() -> None:
