@@ -39,7 +39,7 @@ def _loss_by_row(masses, PAIRWISE: tl.constexpr, coefficients, SPLITS: tl.conste
     return tl.sum(tl.where(lane[None, :] < SPLITS, weight * masses, 0.0), axis=1)
 
 
-@triton.jit  # type: ignore[misc, unused-ignore]
+@triton.jit(do_not_specialize=["seed", "rows", "width"])  # type: ignore[untyped-decorator, misc, unused-ignore]
 def _anneal_kernel(
     columns, masses_in, order, unit, coefficients, rows, width, iterations, t0_ppm, factor, seed,
     PAIRWISE: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,

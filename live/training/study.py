@@ -45,8 +45,8 @@ SCHEDULES = {
 
 FINETUNES = {
     "published": FinetuneConfig(learning_rate=1e-5),
-    "anneal": FinetuneConfig(learning_rate=1e-3),
-    "mixed": FinetuneConfig(learning_rate=1e-3, budget_schedule="mixed", k_start=1),
+    "mixed": FinetuneConfig(learning_rate=1e-4, budget_schedule="mixed", k_start=1),
+    "mixed-3e-4": FinetuneConfig(learning_rate=3e-4, budget_schedule="mixed", k_start=1),
 }
 
 

@@ -140,14 +140,12 @@ def train(
 
 def _losses(model: Any, batch: torch.Tensor, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(language-model loss plus weighted load-balancing loss, language-model loss)."""
-    from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
-
     with torch.autocast(device, dtype=torch.bfloat16):
         output = model(input_ids=batch, output_router_logits=True, use_cache=False)
         logits = output.logits[:, :-1].flatten(0, 1)
     lm_loss = torch.nn.functional.cross_entropy(logits.float(), batch[:, 1:].flatten())
     config = model.config
-    balance = load_balancing_loss_func(output.router_logits, config.num_experts, config.num_experts_per_tok)
+    balance = balance_loss(output.router_logits, config.num_experts_per_tok)
     return lm_loss + config.router_aux_loss_coef * balance, lm_loss.detach()
 
 
