@@ -78,16 +78,19 @@ class Engine:
         if now >= self._timetable.next_s:
             self._publish(now)
         scheduler = self.scheduler
-        scheduler.add(request)
-        if self._executing is None:
-            if self._alarm is None:
-                self._set_alarm(now)
-            return
         stretch = self._stretch
         if stretch is not None:
-            full = len(scheduler.running) >= scheduler.config.max_num_seqs
-            if (not full or self.log is not None) and stretch.stop_at(now):
-                self._set_alarm(stretch.last_end_s)
+            passed = stretch.passed_before(now)
+            if passed > stretch.num_steady:
+                self._pass(passed)
+            elif passed < stretch.num_skipped:
+                full = len(scheduler.running) >= scheduler.config.max_num_seqs
+                if not full or self.log is not None:
+                    stretch.num_skipped = passed
+                    self._set_alarm(stretch.last_end_s)
+        scheduler.add(request)
+        if self._executing is None and self._alarm is None:
+            self._set_alarm(now)
 
     def published(self, now_s: float) -> Counts:
         """Return the counts a front end knows at ``now_s``."""
@@ -98,7 +101,7 @@ class Engine:
     def halt(self, now_s: float) -> None:
         """Account for the steps that ended before ``now_s``, where the simulation was stopped."""
         if self._stretch is not None:
-            self._pass(self._stretch, self._stretch.passed_before(now_s))
+            self._pass(self._stretch.passed_before(now_s))
         if self._executing is not None:
             self.totals.busy_s += now_s - self._busy_since_s
 
@@ -115,8 +118,7 @@ class Engine:
         if now >= self._timetable.next_s:
             self._publish(now)
         if self._stretch is not None:
-            self._pass(self._stretch, self._stretch.num_skipped)
-            self._stretch = None
+            self._pass(self._stretch.num_skipped)
         ended, step = self._executing, self._composed
         self._executing = self._composed = None
         if ended is not None:
@@ -157,10 +159,11 @@ class Engine:
 
     def _end(self, step: Step, end_s: float) -> None:
         totals = self.totals
+        num_prefill_tokens, num_decode_tokens = step.num_prefill_tokens, step.num_decode_seqs
         totals.num_steps += 1
-        totals.num_prefill_tokens += step.num_prefill_tokens
-        totals.num_decode_tokens += step.num_decode_seqs
-        totals.routed_slots += step.num_tokens * step.k_exec
+        totals.num_prefill_tokens += num_prefill_tokens
+        totals.num_decode_tokens += num_decode_tokens
+        totals.routed_slots += (num_prefill_tokens + num_decode_tokens) * step.k_exec
         totals.qos_slots += step.qos_slots
         if self.log is not None:
             self.log.add(step)
@@ -176,29 +179,42 @@ class Engine:
         if not decodes.num_seqs or scheduler.partial is not None or scheduler.may_admit(now_s):
             return None
         composed = self._steps()
-        num_skipped = scheduler.next_finish_step() - self.lead + 1 - composed[0].index
-        if num_skipped <= 0:
-            return None
-        num_skipped = decodes.steps_within(scheduler.next_index, num_skipped, scheduler.pool.num_free_blocks)
-        if num_skipped <= 0:
+        num_steady = scheduler.next_finish_step() - self.lead + 1 - composed[0].index
+        fit = decodes.steps_within(scheduler.next_index, num_steady, scheduler.pool.num_free_blocks)
+        # The boundary after those composes the step that a finishing request is no longer in. With asynchronous
+        # scheduling its last token is still to come then, and while nobody waits nothing else changes.
+        leaves = self.lead == 2 and fit == num_steady >= 0 and not scheduler.waiting
+        if fit + leaves <= 0:
             return None
         k_exec = max(decodes.k_exec, scheduler.k_floor)
         line = scheduler.cost.decode_line(decodes.num_seqs, k_exec)
-        stretch = Stretch(composed, num_skipped, decodes, k_exec, line)
+        stretch = Stretch(composed, fit, leaves, decodes, k_exec, line)
         if scheduler.waiting and scheduler.wake_at_s < float("inf"):
-            stretch.stop_at(scheduler.wake_at_s)
+            stretch.num_skipped = stretch.passed_before(scheduler.wake_at_s)
         return stretch if stretch.num_skipped else None
 
-    def _pass(self, stretch: Stretch, num_steps: int) -> None:
-        """End the first ``num_steps`` steps of a stretch and compose as many; the next one is executing then."""
-        if not num_steps:
-            return
+    def _pass(self, num_steps: int) -> None:
+        """Leave the stretch with its first ``num_steps`` steps ended and as many composed."""
+        stretch = self._stretch
+        assert stretch is not None
+        self._stretch = None
+        steady = min(num_steps, stretch.num_steady)
+        if steady:
+            self._pass_steady(stretch, steady)
+        if steady < num_steps:
+            ended, step, end_s = self._executing, self._composed, stretch.ends[steady]
+            assert ended is not None and step is not None
+            self._end(ended, end_s)
+            self._start(step, end_s)
+            self._composed = self._compose(end_s)
+
+    def _pass_steady(self, stretch: Stretch, num_steps: int) -> None:
         composed = self._steps()
         last = composed[-1]
         for step, end_s in zip(composed, stretch.ends[:num_steps], strict=False):
-            self._end(step, float(end_s))
+            self._end(step, end_s)
             if step is not last:
-                self._start(last, float(end_s))
+                self._start(last, end_s)
         num_further = num_steps - len(composed)
         if num_further > 0:
             totals = self.totals
@@ -229,10 +245,14 @@ class Engine:
     def _counts(self, time_s: float) -> Counts:
         """Return the counts as they were at ``time_s``, with no boundary between then and now but a stretch's."""
         scheduler = self.scheduler
-        used = scheduler.pool.num_used_blocks
-        if self._stretch is not None:
-            passed = self._stretch.passed_before(time_s)
-            used += scheduler.decodes.new_blocks_over(scheduler.next_index, passed)
-        return Counts(
-            len(scheduler.waiting), len(scheduler.running), used / scheduler.pool.num_usable_blocks, scheduler.k_running
-        )
+        num_taken = 0
+        stretch = self._stretch
+        if stretch is not None:
+            passed = stretch.passed_before(time_s)
+            if passed > stretch.num_steady:
+                self._pass(passed)
+            else:
+                num_taken = scheduler.decodes.new_blocks_over(scheduler.next_index, passed)
+        pool = scheduler.pool
+        kv_used = (pool.num_used_blocks + num_taken) / pool.num_usable_blocks
+        return Counts(len(scheduler.waiting), len(scheduler.running), kv_used, scheduler.k_running)

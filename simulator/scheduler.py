@@ -100,7 +100,8 @@ class Scheduler:
     def compose(self, now_s: float) -> Step | None:
         """Compose the next step from everything known at ``now_s``; None if there is nothing to compute."""
         index = self.next_index
-        self._retire(index - 1)
+        if self._last_outputs and self._last_outputs[0][0] < index:
+            self._retire(index - 1)
         preempted = not self._extend_decodes(index)
         decodes = self.decodes
         num_decodes = decodes.num_seqs
@@ -119,7 +120,7 @@ class Scheduler:
             qos_slots += prompts.qos_slots
             shape = StepShape(prompts.num_tokens, prompts.kv_pairs, prompts.num_seqs, num_decodes, kv_tokens, k_exec)
         duration_s = self.cost.step_s(shape)
-        num_waiting, num_running = len(self.waiting), len(self.running)
+        num_waiting, num_running = len(self.waiting.by_id), len(self.running)
         step = Step(index, duration_s, k_exec, qos_slots, num_decodes, kv_tokens, num_waiting, num_running)
         self.next_index = index + 1
         if prompts is not None:
@@ -134,7 +135,8 @@ class Scheduler:
 
     def finish(self, index: int) -> list[SimRequest]:
         """Deliver step ``index``: free and return, in order, the requests whose last token it yields."""
-        self._retire(index)
+        if self._last_outputs and self._last_outputs[0][0] <= index:
+            self._retire(index)
         leaving = self._leaving
         if not leaving or leaving[0].finish_step > index:
             return []

@@ -7,6 +7,7 @@ the import of click and nothing else.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -23,6 +24,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "policies": ("simmoe.commands.policies:policies", "List policies; check one against the protocol."),
     "profile": ("simmoe.commands.profile:profile", "Measure, show and plot step-cost tables T(n, k)."),
 }
+
+# numpy's BLAS starts a thread a core and lets them spin for a while; nothing here multiplies matrices that large.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 class LazyGroup(click.Group):

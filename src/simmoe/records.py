@@ -177,7 +177,7 @@ def _write_parquet(path: Path, columns: Columns, schema: Mapping[str, str]) -> N
 
 
 def _arrow_array(column: npt.NDArray[Any], kind: str) -> Any:
-    """Return a column as an Arrow array, built from buffers: ``pa.array`` would import pandas to look at its input."""
+    """Return a column as an Arrow array from buffers: ``pa.array`` would import pandas, a cast all compute kernels."""
     import pyarrow as pa
 
     if kind == "int64":
@@ -187,10 +187,12 @@ def _arrow_array(column: npt.NDArray[Any], kind: str) -> Any:
         values = pa.py_buffer(np.ascontiguousarray(column, dtype=np.float64))
         return pa.Array.from_buffers(pa.float64(), len(column), [pa.py_buffer(valid), values])
     encoded = [text.encode() for text in column]
-    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+    offsets = np.zeros(len(encoded) + 1, dtype=np.int32)
+    assert not len(ends) or ends[-1] <= np.iinfo(np.int32).max, "a group of rows holds more text than Arrow can address"
+    offsets[1:] = ends
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.large_string(), len(encoded), buffers).cast(pa.string())
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
 def _read_parquet(path: Path, schema: Mapping[str, str]) -> Columns:
