@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from simmoe.errors import UsageError
 from simmoe.policies.boundary import Boundary, BoundaryMove, BoundaryRule
 from simmoe.policies.protocols import PolicyContext
-from simmoe.policies.queue_aware import least_loaded, queue_score
+from simmoe.policies.queue_aware import queue_scores
 from simmoe.policies.views import RankView, RequestView
 
 
@@ -77,6 +78,10 @@ class Lanes:
         size, spare = divmod(num_ranks, lanes)
         self._lane_of = [lane for lane in range(lanes) for _ in range(size + (lane >= lanes - spare))]
         """Lane of each rank."""
+        self._ranks_of = [
+            slice(bisect_left(self._lane_of, lane), bisect_left(self._lane_of, lane + 1)) for lane in range(lanes)
+        ]
+        """Ranks of each lane."""
         self._boundaries = [Boundary(b, rule) for b in starts]
         self._adaptive = adaptive
         self._bypass = bypass
@@ -86,17 +91,19 @@ class Lanes:
 
     def route(self, request: RequestView, ranks: Sequence[RankView], now_s: float, /) -> int:
         """Move the boundaries if pressure asks for it, then return the rank."""
+        scores = queue_scores(ranks)
         if self._adaptive:
-            self._adapt(ranks, now_s)
+            self._adapt(scores, now_s)
         self._num_routed += 1
         first, last = self.eligible_lanes(request.k_qos)
-        eligible = [rank for rank in ranks if first <= self._lane_of[rank.dp_rank] <= last]
-        if self._bypass and not any(_is_idle(rank) for rank in eligible):
-            idle = [rank for rank in ranks if _is_idle(rank)]
-            if idle:
+        begin, end = self._ranks_of[first].start, self._ranks_of[last].stop
+        if self._bypass:
+            # Idle: nothing waits, runs, or is on its way there.
+            idle = [rank for rank, score in enumerate(scores) if not score and not ranks[rank].num_inflight]
+            if idle and not any(begin <= rank < end for rank in idle):
                 self._num_bypassed += 1
-                return min(idle, key=lambda rank: (self._lanes_away(rank, first, last), rank.dp_rank)).dp_rank
-        return least_loaded(eligible).dp_rank
+                return min(idle, key=lambda rank: (self._lanes_away(rank, first, last), rank))
+        return scores.index(min(scores[begin:end]), begin)
 
     def eligible_lanes(self, k_qos: int) -> tuple[int, int]:
         """Return the first and last lane a budget may take: the same one twice outside every window."""
@@ -114,11 +121,8 @@ class Lanes:
             "num_bypassed": self._num_bypassed,
         }
 
-    def _adapt(self, ranks: Sequence[RankView], now_s: float) -> None:
-        scores: list[list[int]] = [[] for _ in range(len(self._boundaries) + 1)]
-        for rank in ranks:
-            scores[self._lane_of[rank.dp_rank]].append(queue_score(rank))
-        pressure = [sum(lane) / len(lane) for lane in scores]
+    def _adapt(self, scores: Sequence[int], now_s: float) -> None:
+        pressure = [sum(scores[ranks]) / (ranks.stop - ranks.start) for ranks in self._ranks_of]
         values = [self._k_min - 1, *(boundary.value for boundary in self._boundaries), self._k_max]
         for i, boundary in enumerate(self._boundaries):
             step = boundary.wanted_step(now_s, pressure[i], pressure[i + 1])
@@ -128,14 +132,9 @@ class Lanes:
                 boundary.value = values[i + 1] = moved_to
                 boundary.moved_at_s = now_s
 
-    def _lanes_away(self, rank: RankView, first: int, last: int) -> int:
-        lane = self._lane_of[rank.dp_rank]
+    def _lanes_away(self, rank: int, first: int, last: int) -> int:
+        lane = self._lane_of[rank]
         return max(first - lane, lane - last, 0)
-
-
-def _is_idle(rank: RankView) -> bool:
-    """Whether nothing waits, runs, or is on its way there."""
-    return rank.num_waiting == 0 and rank.num_running == 0 and rank.num_inflight == 0
 
 
 def _require(holds: bool, name: str, value: object, must_be: str) -> None:

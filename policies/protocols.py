@@ -57,7 +57,7 @@ class RoutePolicy(Protocol):
     """Decides, at a front end, which rank a request goes to; asked once a request."""
 
     def route(self, request: RequestView, ranks: Sequence[RankView], now_s: float, /) -> int:
-        """Return the ``dp_rank`` of one of ``ranks``."""
+        """Return the ``dp_rank`` of one of ``ranks``: all of the deployment's, ``ranks[i].dp_rank == i``."""
         ...
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from simmoe.policies.views import RankView, RequestView
 
 
-def queue_score(rank: RankView) -> int:
-    """Return 4 W + R: a waiting request weighs as much as four running ones."""
-    return 4 * rank.num_waiting + rank.num_running
-
-
-def least_loaded(ranks: Iterable[RankView]) -> RankView:
-    """Return the rank of least 4 W + R, ties to the lower rank."""
-    return min(ranks, key=lambda rank: (queue_score(rank), rank.dp_rank))
+def queue_scores(ranks: Sequence[RankView]) -> list[int]:
+    """Return each rank's 4 W + R: a waiting request weighs as much as four running ones."""
+    return [4 * rank.num_waiting + rank.num_running for rank in ranks]
 
 
 class QueueAware:
@@ -25,4 +20,5 @@ class QueueAware:
 
     def route(self, request: RequestView, ranks: Sequence[RankView], now_s: float, /) -> int:
         """Return the least loaded rank."""
-        return least_loaded(ranks).dp_rank
+        scores = queue_scores(ranks)
+        return ranks[scores.index(min(scores))].dp_rank
