@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import RoutePolicy
 from simmoe.policies.views import RankView, RequestView
-from simmoe.simulator.asking import Asker
 from simmoe.simulator.engine import Engine
 from simmoe.simulator.publication import Timetable
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import overload
 
+from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import ADMIT_ALL, BatchPolicy, StepPlan
 from simmoe.policies.views import RequestView, StepView
 from simmoe.profiles.shape import StepCost, StepShape
-from simmoe.simulator.asking import Asker
 from simmoe.simulator.config import EngineConfig
 from simmoe.simulator.decode_set import DecodeSet
 from simmoe.simulator.kv_blocks import BlockPool, blocks_for

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simmoe.errors import UsageError
+from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import BatchPolicy, Inspectable, PolicyContext, RoutePolicy
 from simmoe.policies.views import RequestView
 from simmoe.profiles.shape import StepCost
 from simmoe.simulator.admission import rejection_reason
-from simmoe.simulator.asking import Asker
 from simmoe.simulator.clock import ARRIVAL, Clock
 from simmoe.simulator.config import SimConfig
 from simmoe.simulator.engine import Engine
