@@ -1,20 +1,21 @@
 """Raw samples to a step-cost table.
 
-What a step costs from one to the next is the truth; the other clocks say what it is made of.
+What a step costs from one to the next is the truth. It is the larger of what the device and what the host needed, and
+the host is not always equally fast, so a step may have taken longer than its device needed, never less:
 
-1. The host's share, by launch path, from the host clock.
-2. Steps that took clearly longer than the host's share were bound by the device. They give one free value a (size, k)
-   of the grid, and what attention adds.
-3. The device clock says how much of that value is a gap between steps, and fills cells where every step was bound by
-   the host.
-4. Where noise turned the grid round, it is projected back.
+1. Steps clearly longer than the host clock's share were bound by the device. They give what attention adds.
+2. What is left of every step bounds the device's time at its (size, k) from above, and so at every smaller size and k;
+   so do device-clock times below the host's share, which no step can show. Rows within TRUST of the least such bound
+   give the grid; those above it were held up by the host. Where noise turned the grid round, it is projected back.
+3. What decoding sequences add to a step with prompt tokens, and then the host's share by launch path, are what best
+   explains the steps (least absolute error).
 
-Samples marked ``held_out`` take no part.
+Without step-clock samples, the device clock's take their place. Samples marked ``held_out`` take no part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,9 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from simmoe.errors import ProfileError
+from simmoe.profiles.monotone import FloatGrid as FloatArray
 from simmoe.profiles.monotone import monotone_grid
 from simmoe.profiles.regression import fit_cells
-from simmoe.profiles.residuals import Residual, residuals
+from simmoe.profiles.residuals import Predictor, Residual, residuals
 from simmoe.profiles.samples import Sample, SampleHeader
 from simmoe.profiles.table import PATHS, Attention, Cell, GridTable, HostShare, StepTable
 
@@ -32,8 +34,16 @@ Run = tuple[SampleHeader, Sequence[Sample]]
 CellKey = tuple[int, int]
 """(size that runs, k)"""
 
-#: A step this much longer than the host's share was bound by the device.
-DEVICE_BOUND = 1.1
+#: A step this much longer than the host clock's share was bound by the device.
+DEVICE_BOUND = 1.3
+
+#: A step at most this much longer than the least bound on its device time was not held up by the host: one surely bound
+#: by the device, or any other. While the host launches a step it sees the output of the one before late, so that one
+#: seems longer and this one shorter: of two steps of one shape, even the longer may be right.
+TRUST_SURE, TRUST = 1.35, 1.1
+
+#: Terms and grid are fitted in turn, so often.
+ROUNDS = 8
 
 #: Header fields in which runs fitted together must agree: they decide what a step computes and how.
 _SHARED = (
@@ -49,13 +59,26 @@ _SHARED = (
 )
 
 
+class _Evidence(NamedTuple):
+    """What was measured of one kind of step."""
+
+    kind: str
+    steps: list[Sample]
+    """Under the step clock."""
+    hidden: list[Sample]
+    """Under the device clock, shorter than the host's share: the step clock cannot show them."""
+    sure: list[Sample]
+    """Steps surely bound by the device."""
+
+
 class _Device(NamedTuple):
     """What was learned of one kind of step's device time."""
 
     grid: GridTable
     values: list[float]
     """Coefficients of the terms beside the grid."""
-    gap_s: float
+    trusted: int
+    """Steps the grid rests on."""
     moved: float
     """Largest relative change the monotone projection made."""
 
@@ -77,32 +100,28 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
     recorded = [replace(s, k=s.k * header.k_granularity) for s in recorded]
     captured = tuple(header.captured_sizes)
     used = [(head, sample) for head, samples in runs for sample in samples if not sample.held_out]
-    steps = [sample for head, sample in used if sample.clock == "step" and head.async_scheduling]
-    device = [sample for _, sample in used if sample.clock == "device"]
-    hosts = _host_shares([sample for _, sample in used if sample.clock == "host"], captured)
-    bound = [s for s in steps if s.median_s > DEVICE_BOUND * _host_s(hosts[_path(s, captured)], s)]
+    clocked = [sample for head, sample in used if sample.clock == "host" and head.async_scheduling]
+    if not clocked:
+        raise ProfileError("no samples under the host clock: steps bound by the host cannot be told from others")
+    clock = _host_clock(clocked, captured)
+    device = [sample for head, sample in used if sample.clock == "device" and head.async_scheduling]
+    steps = [sample for head, sample in used if sample.clock == "step" and head.async_scheduling] or device
 
-    knots = _knots([sample for sample in (*bound, *device) if sample.kind == "decode"])
-    decode = _fit_device(
-        "decode", bound, device, captured, lambda s: _ramps(knots, s.num_decode_seqs, s.decode_kv_tokens)
-    )
+    def of(kind: str) -> _Evidence:
+        mine = [s for s in steps if s.kind == kind]
+        hidden = [s for s in device if s.kind == kind and s.median_s < _host_s(clock, s, captured)]
+        sure = [s for s in mine if s.median_s > DEVICE_BOUND * _host_s(clock, s, captured)]
+        return _Evidence(kind, mine, hidden, sure)
+
+    decodes, prefills = of("decode"), of("prefill")
+    knots = _knots(decodes.sure)
+    decode = _fit_device(decodes, captured, lambda s: _ramps(knots, s.num_decode_seqs, s.decode_kv_tokens))
     slopes = np.cumsum(decode.values).tolist()
-
-    mixed = [sample for sample in (*bound, *device) if sample.kind == "mixed"]
-    contexts = [sample.decode_kv_tokens / sample.num_decode_seqs for sample in mixed]
-    kv_varies = bool(contexts) and max(contexts) > 1.5 * min(contexts)
-
-    # A KV token costs a mixed step at least what it costs a decode-only step.
-    def with_prompts(s: Sample) -> list[float]:
-        return [s.prefill_kv_pairs, s.num_prefill_seqs, s.num_decode_seqs, s.decode_kv_tokens * kv_varies]
-
-    prefill = _fit_device(
-        "prefill", bound, device, captured, with_prompts, known=lambda s: slopes[-1] * s.decode_kv_tokens
-    )
-    pair_s, prompt_s, seq_s, more_kv_s = prefill.values
+    # The same tokens decoding do the same and sample more, so a step of prompt tokens takes no longer.
+    prefill = _fit_device(prefills, captured, lambda s: [s.prefill_kv_pairs, s.num_prefill_seqs], decode.grid)
+    pair_s, prompt_s = prefill.values
 
     paths = PATHS if captured else PATHS[-1:]
-    gaps = {"full": decode.gap_s, "piecewise": max(decode.gap_s, prefill.gap_s)}
     table = StepTable(
         name=name,
         status=status,
@@ -118,13 +137,15 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
         prefill=prefill.grid,
         decode=decode.grid,
         decode_kv=tuple(zip(knots, slopes, strict=True)),
-        attention=Attention(pair_s, prompt_s, seq_s, slopes[-1] + more_kv_s),
-        host={path: hosts[path]._replace(gap_s=gaps.get(path, gaps["piecewise"])) for path in paths},
+        attention=Attention(pair_s, prompt_s, 0.0, 0.0),
+        host={path: HostShare(0.0, 0.0) for path in paths},
         provenance={},
     )
+    table = replace(table, attention=_mixed_terms(table, of("mixed").sure))
+    table = replace(table, host=_host_shares(table, steps, clock))
     facts = {
-        "steps_bound_by_the_device": len(bound),
-        "steps_bound_by_the_host": len(steps) - len(bound),
+        "steps": len(steps),
+        "steps_the_grids_rest_on": prefill.trusted + decode.trusted,
         "monotone_projection_moved_at_most": {"prefill": prefill.moved, "decode": decode.moved},
         "residuals": [row._asdict() for row in _checks(table, runs, recorded)],
     }
@@ -158,80 +179,159 @@ def _shared_header(runs: Sequence[Run]) -> SampleHeader:
 
 
 def _fit_device(
-    kind: str,
-    steps: Sequence[Sample],
-    device: Sequence[Sample],
+    evidence: _Evidence,
     captured: Sequence[int],
     terms: Callable[[Sample], list[float]],
-    known: Callable[[Sample], float] = lambda _: 0.0,
+    above: GridTable | None = None,
 ) -> _Device:
-    """Fit one kind's grid and terms; ``known`` is a part of the time that is given."""
-    steps = [s for s in steps if (s.kind == "decode") == (kind == "decode")]
-    device = [s for s in device if (s.kind == "decode") == (kind == "decode")]
-    fitted = steps or device
-    if not fitted:
-        raise ProfileError(f"no {kind} points bound by the device, and none under the device clock: measure more sizes")
+    """Fit one kind's grid and terms.
+
+    Args:
+        evidence: its samples.
+        captured: sizes graphs were captured at, ascending.
+        terms: what multiplies the values beside the grid.
+        above: a grid that this one does not exceed at any point of both.
+    """
 
     def key(s: Sample) -> CellKey:
         return _runs_at(captured, s.shape.num_tokens), s.k
 
-    fit = fit_cells([key(s) for s in fitted], [terms(s) for s in fitted], [s.median_s - known(s) for s in fitted])
+    kind, steps, hidden, sure = evidence
+    if not sure:
+        what = "is clearly longer than the host's share" if steps else "was measured under the step clock"
+        raise ProfileError(f"no {kind} step {what}: measure more sizes, up to the largest")
+    rows = [*steps, *hidden]
+    sizes, ks = sorted({key(s)[0] for s in rows}), sorted({s.k for s in rows})
+    at = {(size, k): (i, j) for i, size in enumerate(sizes) for j, k in enumerate(ks)}
+    ceiling = np.full((len(sizes), len(ks)), np.inf)
+    if above is not None:
+        for size, cells_above in zip(above.sizes, above.cells, strict=True):
+            for k, cell_above in zip(above.ks, cells_above, strict=True):
+                if (size, k) in at:
+                    ceiling[at[size, k]] = cell_above.device_s
 
-    def left_for_cell(s: Sample) -> float:
-        return s.median_s - known(s) - float(np.dot(terms(s), fit.values))
+    surely = set(evidence.sure)
+    for _ in range(ROUNDS):
+        values = fit_cells([key(s) for s in sure], [terms(s) for s in sure], [s.median_s for s in sure]).values
+        left = [max(s.median_s - float(np.dot(terms(s), values)), 1e-6) for s in rows]
+        limits = ceiling.copy()
+        for s, seconds in zip(rows, left, strict=True):
+            limits[at[key(s)]] = min(limits[at[key(s)]], seconds)
+        limits = np.minimum.accumulate(np.minimum.accumulate(limits[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
+        trusted = [
+            (s, t)
+            for s, t in zip(rows, left, strict=True)
+            if t <= (TRUST_SURE if s in surely else TRUST) * limits[at[key(s)]]
+        ]
+        kept = {s.key for s, _ in trusted}
+        sure = [s for s in evidence.sure if s.key in kept]
+    if not np.isfinite(limits).all():
+        raise ProfileError(f"{kind} steps were not measured at the largest size {sizes[-1]} and the largest k {ks[-1]}")
 
-    cells, gap_s = dict(fit.cells), 0.0
-    if steps:
-        gaps = [cells[key(s)] - left_for_cell(s) for s in device if key(s) in cells]
-        gap_s = min(max(0.0, float(np.median(gaps))) if gaps else 0.0, min(cells.values()) / 2)
-        cells = {at: seconds - gap_s for at, seconds in cells.items()}
-        fill: dict[CellKey, list[float]] = {}
-        for s in device:
-            if key(s) not in cells:
-                fill.setdefault(key(s), []).append(left_for_cell(s))
-        cells.update((at, float(np.median(values))) for at, values in fill.items())
-    seen: dict[CellKey, list[Sample]] = {}
-    for s in (*steps, *device):
-        seen.setdefault(key(s), []).append(s)
-    grid, moved = _full_grid(cells, seen)
-    return _Device(grid, fit.values.tolist(), gap_s, moved)
+    members: dict[CellKey, list[tuple[Sample, float]]] = {}
+    for s, seconds in trusted:
+        members.setdefault(key(s), []).append((s, seconds))
+    cells = limits.copy()
+    for where, found in members.items():
+        weights = [s.median_s**-2.0 for s, _ in found]
+        cells[at[where]] = np.average([seconds for _, seconds in found], weights=weights)
+    measured = {key(s) for s in rows}
+    for i, size in enumerate(sizes):
+        known = np.array([(size, k) in measured for k in ks])
+        between = np.interp(np.array(ks)[~known], np.array(ks)[known], cells[i, known])
+        cells[i, ~known] = np.minimum(between, limits[i, ~known])
+    cells, moved = monotone_grid(cells)
+
+    def cell(size: int, k: int) -> Cell:
+        found = members.get((size, k), [])
+        spread_s = max((s.p90_s - s.p10_s for s, _ in found), default=0.0)
+        return Cell(float(cells[at[size, k]]), spread_s, sum(s.repetitions for s, _ in found))
+
+    grid = GridTable(tuple(sizes), tuple(ks), tuple(tuple(cell(size, k) for k in ks) for size in sizes))
+    return _Device(grid, values.tolist(), len(trusted), moved)
 
 
-def _full_grid(cells: dict[CellKey, float], seen: dict[CellKey, list[Sample]]) -> tuple[GridTable, float]:
-    """Return the monotone grid, filled along k where a cell was not measured, and how far the projection moved it."""
-    sizes, ks = sorted({size for size, _ in cells}), sorted({k for _, k in cells})
-    values = np.array([[cells.get((size, k), np.nan) for k in ks] for size in sizes])
-    for row in values:
-        known = ~np.isnan(row)
-        row[~known] = np.interp(np.array(ks)[~known], np.array(ks)[known], row[known])
-    values, moved = monotone_grid(np.maximum(values, 1e-6))
+def _mixed_terms(table: StepTable, sure: Sequence[Sample]) -> Attention:
+    """Return the attention terms with those of a mixed step, which explain its steps best (least absolute error)."""
+    if not sure:
+        return table.attention._replace(mixed_kv_token_s=table.decode_kv[-1][1])
+    hostless = Predictor(table, async_scheduling=True)
+    seqs = np.array([s.num_decode_seqs for s in sure], dtype=np.float64)
+    kv_tokens = np.array([s.decode_kv_tokens for s in sure], dtype=np.float64)
+    all_prompt = [
+        s.shape._replace(num_prefill_tokens=s.shape.num_tokens, num_decode_seqs=0, decode_kv_tokens=0) for s in sure
+    ]
+    rest = np.array([hostless.device_s(shape) for shape in all_prompt])
+    decodes_alone = [s.shape._replace(num_prefill_tokens=0, num_prefill_seqs=0, prefill_kv_pairs=0) for s in sure]
+    floor = np.array([hostless.device_s(shape) for shape in decodes_alone])
+    measured = np.array([s.median_s for s in sure])
 
-    def cell(size: int, k: int, seconds: float) -> Cell:
-        samples = seen.get((size, k), [])
-        spread_s = max((s.p90_s - s.p10_s for s in samples), default=0.0)
-        return Cell(seconds, spread_s, sum(s.repetitions for s in samples))
+    def predicted(values: FloatArray) -> FloatArray:
+        steps: FloatArray = np.maximum(floor, rest + values[0] * seqs + values[1] * kv_tokens)
+        return steps
 
-    rows = (
-        tuple(cell(size, k, float(seconds)) for k, seconds in zip(ks, row, strict=True))
-        for size, row in zip(sizes, values, strict=True)
-    )
-    return GridTable(tuple(sizes), tuple(ks), tuple(rows)), moved
+    values = _least_absolute(predicted, measured, np.array([1e-5, table.decode_kv[-1][1]]))
+    return table.attention._replace(mixed_seq_s=float(values[0]), mixed_kv_token_s=float(values[1]))
 
 
-def _host_shares(samples: Sequence[Sample], captured: Sequence[int]) -> dict[str, HostShare]:
+def _host_shares(table: StepTable, steps: Sequence[Sample], clock: Mapping[str, HostShare]) -> dict[str, HostShare]:
     """Return each launch path's share; a path never measured has that of the path before."""
+    hostless = Predictor(table, async_scheduling=True)
     shares: dict[str, HostShare] = {}
-    base_s = per_seq_s = 0.0
-    for path in PATHS:
-        mine = [s for s in samples if _path(s, captured) == path]
+    before = HostShare(0.0, 0.0)
+    for path in table.host:
+        mine = [s for s in steps if _path(s, table.captured_sizes) == path]
         if mine:
-            fit = fit_cells([0] * len(mine), [[_num_seqs(s)] for s in mine], [s.median_s for s in mine])
-            base_s, per_seq_s = max(base_s, fit.cells[0]), max(per_seq_s, float(fit.values[0]))
-        shares[path] = HostShare(base_s, per_seq_s, 0.0)
+            device = np.array([hostless.device_s(s.shape) for s in mine])
+            seqs = np.array([_num_seqs(s) for s in mine], dtype=np.float64)
+            measured = np.array([s.median_s for s in mine])
+
+            def predicted(share: FloatArray, device: FloatArray = device, seqs: FloatArray = seqs) -> FloatArray:
+                steps: FloatArray = np.maximum(device, share[0] + share[1] * seqs)
+                return steps
+
+            start = np.maximum(clock[path], 1e-6)
+            base_s, per_seq_s = _least_absolute(predicted, measured, start).tolist()
+            before = HostShare(max(base_s, before.base_s), max(per_seq_s, before.per_seq_s))
+        shares[path] = before
     return shares
 
 
-def _host_s(share: HostShare, sample: Sample) -> float:
+def _least_absolute(
+    predicted: Callable[[FloatArray], FloatArray], measured: FloatArray, start: FloatArray
+) -> FloatArray:
+    """Return the non-negative values, near a positive start, that minimise the sum of |log(predicted / measured)|."""
+    from scipy.optimize import minimize
+
+    def misfit(scaled: FloatArray) -> float:
+        return float(np.abs(np.log(predicted(np.abs(scaled) * start) / measured)).sum())
+
+    corners = np.ones((len(start) + 1, len(start)))
+    corners[1:] -= 0.5 * np.eye(len(start))
+    best = minimize(
+        misfit,
+        corners[0],
+        method="Nelder-Mead",
+        options={"initial_simplex": corners, "maxiter": 2000, "xatol": 1e-7, "fatol": 1e-9},
+    )
+    return np.asarray(np.abs(best.x) * start, dtype=np.float64)
+
+
+def _host_clock(samples: Sequence[Sample], captured: Sequence[int]) -> dict[str, HostShare]:
+    """Return each launch path's share by the host clock; nothing where it was not measured."""
+    shares: dict[str, HostShare] = {}
+    for path in PATHS:
+        mine = [s for s in samples if _path(s, captured) == path]
+        share = HostShare(0.0, 0.0)
+        if mine:
+            fit = fit_cells([0] * len(mine), [[_num_seqs(s)] for s in mine], [s.median_s for s in mine])
+            share = HostShare(fit.cells[0], float(fit.values[0]))
+        shares[path] = share
+    return shares
+
+
+def _host_s(shares: Mapping[str, HostShare], sample: Sample, captured: Sequence[int]) -> float:
+    share = shares[_path(sample, captured)]
     return share.base_s + share.per_seq_s * _num_seqs(sample)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simmoe.profiles.samples import Sample
+from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import HostShare, StepTable
 
@@ -36,8 +37,8 @@ def residuals(table: StepTable, samples: Iterable[Sample], *, async_scheduling: 
     groups: dict[tuple[str, str], list[float]] = {}
     for sample in samples:
         if sample.clock != "host":
-            seconds = predictor.device_s(sample) if sample.clock == "device" else predictor.step_s(sample)
-            groups.setdefault((sample.kind, sample.clock), []).append(seconds / sample.median_s - 1)
+            predicted_s = predictor.device_s if sample.clock == "device" else predictor.step_s
+            groups.setdefault((sample.kind, sample.clock), []).append(predicted_s(sample.shape) / sample.median_s - 1)
     rows = []
     for (kind, clock), errors in sorted(groups.items()):
         absolute = np.abs(errors)
@@ -47,7 +48,7 @@ def residuals(table: StepTable, samples: Iterable[Sample], *, async_scheduling: 
 
 
 class Predictor:
-    """What a table says a sample should have shown, under the sample's clock.
+    """What a table says a step should show, under the device and the step clock.
 
     Args:
         table: the table asked.
@@ -55,14 +56,14 @@ class Predictor:
     """
 
     def __init__(self, table: StepTable, async_scheduling: bool) -> None:
-        hostless = replace(table, host={path: HostShare(0.0, 0.0, 0.0) for path in table.host})
+        hostless = replace(table, host={path: HostShare(0.0, 0.0) for path in table.host})
         self._device = ProfileStepCost(Surfaces.of(hostless), async_scheduling=True)
         self._step = ProfileStepCost(Surfaces.of(table), async_scheduling)
 
-    def device_s(self, sample: Sample) -> float:
+    def device_s(self, shape: StepShape) -> float:
         """Return the device's seconds."""
-        return self._device.step_s(sample.shape)
+        return self._device.step_s(shape)
 
-    def step_s(self, sample: Sample) -> float:
+    def step_s(self, shape: StepShape) -> float:
         """Return the seconds from step to step."""
-        return self._step.step_s(sample.shape)
+        return self._step.step_s(shape)

@@ -3,13 +3,13 @@
 A step of n tokens at budget k occupies the device for
 
 * decode only: ``decode(n, k) + per_kv_token(n) * KV tokens``;
-* with prompt tokens: ``max(prefill(n, k), decode(decode sequences, k))`` plus what query-key pairs, prompts, decode
-  sequences and their KV tokens add,
+* with prompt tokens: ``prefill(n, k)`` plus what query-key pairs, prompts, decode sequences and their KV tokens add,
+  and no less than its decode sequences alone;
 
-and the host for ``base + per sequence``, by launch path. With asynchronous scheduling the host composes the next step
-while the device runs this one, and a step lasts as long as the slower of the two (the device's idle gap between steps
-included); otherwise they add. Every term is non-negative and none falls as any part of the shape grows, so neither does
-the sum.
+and the host for ``base + per sequence``, by launch path.
+With asynchronous scheduling the host composes the next step while the device runs this one, and a step lasts as long as
+the slower of the two; otherwise they add. Every term is non-negative and none falls as any part of the shape grows, so
+neither does the sum.
 """
 
 from __future__ import annotations
@@ -83,20 +83,19 @@ class ProfileStepCost:
             return seconds if seconds > floor_s else floor_s
         num_tokens = tokens + decodes
         device_s = self._prefill.seconds(num_tokens, k)
-        if decodes:
-            decode_s = self._decode.seconds(decodes, k)
-            if decode_s > device_s:
-                device_s = decode_s
-            device_s += self._mixed_seq_s * decodes + self._mixed_kv_s * kv_tokens
         device_s += self._pair_s * pairs + self._prefill_seq_s * prompts
+        if decodes:
+            device_s += self._mixed_seq_s * decodes + self._mixed_kv_s * kv_tokens
+            alone_s = self._decode.seconds(decodes, k) + self._per_kv_token_s(decodes) * kv_tokens
+            if alone_s > device_s:
+                device_s = alone_s
         grid = self._prefill
         if not (grid.first_size <= num_tokens <= grid.last_size and self._k_first <= k <= self._k_last):
             self._count(grid, "prefill_tokens", num_tokens, k)
-        base_s, per_seq_s, gap_s = self._piecewise if num_tokens <= self._largest_captured else self._eager
+        base_s, per_seq_s = self._piecewise if num_tokens <= self._largest_captured else self._eager
         host_s = base_s + per_seq_s * (prompts + decodes)
         if self._host_adds:
             return device_s + host_s
-        device_s += gap_s
         return device_s if device_s > host_s else host_s
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
@@ -106,13 +105,10 @@ class ProfileStepCost:
             return line
         self._count(self._decode, "decode_seqs", num_decode_seqs, k_exec)
         device_s = self._decode.seconds(num_decode_seqs, k_exec)
-        base_s, per_seq_s, gap_s = self._full if num_decode_seqs <= self._largest_captured else self._eager
+        base_s, per_seq_s = self._full if num_decode_seqs <= self._largest_captured else self._eager
         host_s = base_s + per_seq_s * num_decode_seqs
         slope_s = self._per_kv_token_s(num_decode_seqs)
-        if self._host_adds:
-            line = DecodeLine(device_s + host_s, slope_s, 0.0)
-        else:
-            line = DecodeLine(device_s + gap_s, slope_s, host_s)
+        line = DecodeLine(device_s + host_s, slope_s, 0.0) if self._host_adds else DecodeLine(device_s, slope_s, host_s)
         self._lines[num_decode_seqs, k_exec] = line
         return line
 

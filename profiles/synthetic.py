@@ -28,8 +28,8 @@ class SyntheticEngine:
     """A token-expert pair's arithmetic."""
     experts_s: float = 2.5e-3
     """Reading every expert's weights; a step reads the share that its pairs touch of 256."""
-    pieces_s: float = 1e-3
-    """Extra device time of a step with prompt tokens."""
+    decode_seq_s: float = 1e-6
+    """Sampling for a sequence of a decode-only step."""
     pair_s: float = 2e-10
     prompt_s: float = 2e-5
     decode_kv_token_s: float = 2.5e-8
@@ -38,7 +38,6 @@ class SyntheticEngine:
     host_s: tuple[float, float] = (1e-3, 2.5e-3)
     """Of a decode-only step, and of one with prompt tokens."""
     host_seq_s: float = 4e-6
-    gap_s: float = 1e-4
 
     def device_s(self, shape: StepShape) -> float:
         """Return the device's seconds for a step up to the largest captured size."""
@@ -47,8 +46,9 @@ class SyntheticEngine:
         seconds = self.fixed_s + self.token_s * size + self.experts_s * touched
         seconds += self.routed_s * size * shape.k_exec
         if not shape.num_prefill_tokens:
-            return seconds + self.decode_kv_token_s * shape.decode_kv_tokens
-        seconds += self.pieces_s + self.pair_s * shape.prefill_kv_pairs + self.prompt_s * shape.num_prefill_seqs
+            sampling = self.decode_seq_s * shape.num_decode_seqs
+            return seconds + sampling + self.decode_kv_token_s * shape.decode_kv_tokens
+        seconds += self.pair_s * shape.prefill_kv_pairs + self.prompt_s * shape.num_prefill_seqs
         return seconds + self.mixed_seq_s * shape.num_decode_seqs + self.mixed_kv_token_s * shape.decode_kv_tokens
 
     def host_share_s(self, shape: StepShape) -> float:
@@ -58,7 +58,7 @@ class SyntheticEngine:
 
     def step_s(self, shape: StepShape) -> float:
         """Return the seconds from step to step, scheduling asynchronously."""
-        return max(self.device_s(shape) + self.gap_s, self.host_share_s(shape))
+        return max(self.device_s(shape), self.host_share_s(shape))
 
     def header(self) -> SampleHeader:
         """Return what a measuring run would say of this engine."""

@@ -5,7 +5,7 @@
 ``decode``     device seconds of a decode-only step, by sequences and k; attention to KV left out
 ``decode_kv``  seconds a KV token attended to adds to a decode-only step, by sequences
 ``attention``  seconds a query-key pair and a sequence add to a step with prompt tokens
-``host``       the host's share by launch path, and the device's idle gap between steps
+``host``       the host's share by launch path
 =============  ===========================================================================================
 
 Values never fall as sizes or k grow. :mod:`simmoe.profiles.table_file` keeps it on disk.
@@ -47,7 +47,7 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("mixed_seq_s", "s/sequence"),
         ("mixed_kv_token_s", "s/token"),
     ),
-    "host": (("path", "name"), ("base_s", "s"), ("per_seq_s", "s/sequence"), ("gap_s", "s")),
+    "host": (("path", "name"), ("base_s", "s"), ("per_seq_s", "s/sequence")),
 }
 
 
@@ -88,12 +88,10 @@ class Attention(NamedTuple):
 
 
 class HostShare(NamedTuple):
-    """The host's own time a step: ``base_s + per_seq_s * sequences``, and the gap it leaves on a busy device."""
+    """The host's own time a step: ``base_s + per_seq_s * sequences``."""
 
     base_s: float
     per_seq_s: float
-    gap_s: float
-    """Device idle between two steps although the host is ahead; with asynchronous scheduling."""
 
 
 @dataclass(frozen=True, slots=True)

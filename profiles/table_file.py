@@ -141,8 +141,6 @@ class _Reader:
         provenance = self._field("provenance")
         self._require(isinstance(provenance, dict), "has a provenance that is no JSON object")
         captured = self._ascending("captured_sizes")
-        decode_kv = self._decode_kv()
-        attention = self._attention(decode_kv[-1][1])
         return StepTable(
             name=self._text("name"),
             status=status,
@@ -157,8 +155,8 @@ class _Reader:
             captured_ks=self._ascending("captured_ks"),
             prefill=self._grid("prefill", "num_tokens"),
             decode=self._grid("decode", "num_seqs"),
-            decode_kv=decode_kv,
-            attention=attention,
+            decode_kv=self._decode_kv(),
+            attention=self._attention(),
             host=self._host(PATHS if captured else PATHS[-1:]),
             provenance=provenance,
             sha256=sha256,
@@ -197,16 +195,10 @@ class _Reader:
             )
         return tuple((size, value) for size, value in rows)
 
-    def _attention(self, decode_kv_token_s: float) -> Attention:
+    def _attention(self) -> Attention:
         rows = self._rows("attention")
         self._require(len(rows) == 1, f"table 'attention' has {len(rows)} rows; it has one")
-        attention = Attention(*rows[0])
-        self._require(
-            attention.mixed_kv_token_s >= decode_kv_token_s,
-            f"table 'attention' row 1: mixed_kv_token_s {attention.mixed_kv_token_s} is below the {decode_kv_token_s} "
-            f"of decode_kv; a step may not cost less for having prompt tokens too",
-        )
-        return attention
+        return Attention(*rows[0])
 
     def _host(self, paths: Sequence[str]) -> dict[str, HostShare]:
         rows = self._rows("host")

@@ -35,26 +35,33 @@ def worst_step_error(table: StepTable, engine: SyntheticEngine) -> float:
 def test_without_noise_every_step_is_recovered() -> None:
     engine = SyntheticEngine()
     table = fit(engine, engine.samples())
-    assert worst_step_error(table, engine) < 1e-5
+    assert worst_step_error(table, engine) < 1e-4
     assert table.attention.prefill_pair_s == pytest.approx(engine.pair_s)
-    assert table.attention.mixed_seq_s == pytest.approx(engine.mixed_seq_s)
-    assert table.attention.mixed_kv_token_s == pytest.approx(engine.mixed_kv_token_s)
+    assert table.attention.mixed_seq_s == pytest.approx(engine.mixed_seq_s, rel=1e-3)
+    assert table.attention.mixed_kv_token_s == pytest.approx(engine.mixed_kv_token_s, rel=1e-3)
     assert [slope for _, slope in table.decode_kv] == pytest.approx([engine.decode_kv_token_s] * len(table.decode_kv))
-    assert table.host["full"].base_s == pytest.approx(engine.host_s[0])
-    assert table.host["piecewise"].gap_s == pytest.approx(engine.gap_s)
-
-
-def test_the_step_clock_alone_suffices_for_asynchronous_steps() -> None:
-    engine = SyntheticEngine()
-    table = fit(engine, [sample for sample in engine.samples() if sample.clock == "step"])
-    assert worst_step_error(table, engine) < 1e-5
+    assert table.host["full"].base_s == pytest.approx(engine.host_s[0], rel=1e-3)
+    assert table.host["piecewise"].per_seq_s == pytest.approx(engine.host_seq_s, rel=1e-3)
 
 
 def test_an_engine_bound_by_its_host_is_recovered_too() -> None:
     engine = SyntheticEngine(host_s=(4e-3, 9e-3))
     table = fit(engine, engine.samples())
-    assert table.provenance["fit"]["steps_bound_by_the_host"] > 50
-    assert worst_step_error(table, engine) < 1e-5
+    facts = table.provenance["fit"]
+    assert facts["steps_the_grids_rest_on"] < facts["steps"]
+    assert worst_step_error(table, engine) < 0.03  # steps bound by the host, if barely, may pass for the device's
+
+
+def test_steps_held_up_by_the_host_do_not_raise_the_grid() -> None:
+    engine = SyntheticEngine()
+
+    def stalled(s: Sample) -> Sample:
+        late = s.clock == "step" and s.kind == "prefill" and s.num_prefill_tokens in (64, 256, 512)
+        slow = 2.5 * s.median_s
+        return replace(s, median_s=slow, p10_s=slow, p90_s=slow) if late else s
+
+    table = fit(engine, [stalled(s) for s in engine.samples()])
+    assert worst_step_error(table, engine) < 0.15  # a stalled cell is only known to lie below the next size
 
 
 def test_with_noise_the_table_is_as_good_as_the_noise() -> None:
@@ -74,7 +81,7 @@ def test_held_out_samples_take_no_part() -> None:
     spoilt = [
         replace(s, median_s=9.0, p10_s=9.0, p90_s=9.0) if s.held_out else s for s in samples
     ]  # would ruin any fit they took part in
-    assert worst_step_error(fit(engine, spoilt), engine) < 1e-5
+    assert worst_step_error(fit(engine, spoilt), engine) < 1e-4
     rows = fit(engine, spoilt).provenance["fit"]["residuals"]
     assert {row["source"] for row in rows} == {"fitted", "held out"}
     assert all((row["p95"] > 0.5) == (row["source"] == "held out") for row in rows)
@@ -106,10 +113,12 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     samples = engine.samples()
     with pytest.raises(ProfileError, match="no sample files"):
         fit_table([], "x", "synthetic", "x")
-    with pytest.raises(ProfileError, match="no prefill points"):
+    with pytest.raises(ProfileError, match="no prefill step was measured"):
         fit(engine, [s for s in samples if s.kind == "decode"])
     with pytest.raises(ProfileError, match="no batch size was decoded at two contexts"):
         fit(engine, [s for s in samples if s.kind != "decode" or s.decode_kv_tokens == 128 * s.num_decode_seqs])
+    with pytest.raises(ProfileError, match="no samples under the host clock"):
+        fit(engine, [s for s in samples if s.clock != "host"])
     other = replace(engine.header(), card="another card")
     with pytest.raises(ProfileError, match="sample files disagree on card"):
         fit_table([(engine.header(), samples), (other, samples)], "x", "synthetic", "x")

@@ -71,7 +71,7 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
     for path, share in table.host.items():
         terms.add_row(
             f"host, {path}",
-            f"{share.base_s * 1e3:.3f} ms, {share.per_seq_s * 1e6:.2f} us a sequence, gap {share.gap_s * 1e3:.3f} ms",
+            f"{share.base_s * 1e3:.3f} ms, {share.per_seq_s * 1e6:.2f} us a sequence",
         )
     yield terms
     fit = profile.provenance.get("fit")
