@@ -97,7 +97,7 @@ class Lanes:
         self._num_routed += 1
         first, last = self.eligible_lanes(request.k_qos)
         begin, end = self._ranks_of[first].start, self._ranks_of[last].stop
-        if self._bypass:
+        if self._bypass and 0 in scores:
             # Idle: nothing waits, runs, or is on its way there.
             idle = [rank for rank, score in enumerate(scores) if not score and not ranks[rank].num_inflight]
             if idle and not any(begin <= rank < end for rank in idle):

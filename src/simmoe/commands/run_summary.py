@@ -39,14 +39,24 @@ def format_summary(title: str, summary: Mapping[str, float], ranks: Sequence[Ran
         )
     )
     span_s, steps = summary["makespan_s"], sum(rank.num_steps for rank in ranks)
-    busy = ", ".join(_percent(rank.busy_s / span_s) for rank in ranks) if span_s else "-"
-    lines.append(_line("busy", f"{busy} of {_number(span_s)} s, {steps:,} steps"))
+    lines.append(_line("busy", f"{_busy([rank.busy_s for rank in ranks], span_s)} of {_number(span_s)} s, {steps:,} steps"))
     preempted, recomputed = summary["num_preemptions"], summary["num_recomputed_tokens"]
     cached = f"{summary['num_cached_tokens']:,.0f} from the prefix cache"
     lines.append(_line("KV", f"{preempted:,.0f} preemptions, {recomputed:,.0f} tokens recomputed, {cached}"))
     counts = " + ".join(f"{summary[status]:,.0f} {status}" for status in STATUSES)
     lines.append(_line("requests", f"{summary['injected']:,.0f} injected = {counts}"))
     return "\n".join(lines)
+
+
+def _busy(busy_s: Sequence[float], span_s: float) -> str:
+    """Name each rank's share of the time, or, of many ranks, the least, the mean and the largest."""
+    if not span_s:
+        return "-"
+    shares = [seconds / span_s for seconds in busy_s]
+    if len(shares) <= 8:
+        return ", ".join(map(_percent, shares))
+    mean = sum(shares) / len(shares)
+    return f"{_percent(min(shares))} to {_percent(max(shares))}, mean {_percent(mean)}, on {len(shares)} ranks,"
 
 
 def _line(name: str, text: str) -> str:
