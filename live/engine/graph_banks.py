@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from simmoe.live.engine.transport import EngineOptions
+from simmoe.live.engine.transport import EngineOptions, names_options
 from simmoe.live.engine.worker import set_k
 
 
@@ -35,7 +35,10 @@ class GraphBanks:
 
 
 def install() -> None:
-    """Make model runners capture a bank a budget, and count them all when memory is set aside. Idempotent."""
+    """Make model runners capture a bank a budget, and count them all when memory is set aside. Idempotent.
+
+    An engine without simmoe's options captures as vLLM does.
+    """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cuda():
@@ -48,6 +51,8 @@ def install() -> None:
 
     @functools.wraps(capture)
     def capture_model(self: Any, *, profile_only: bool = False) -> int:
+        if not names_options(self.vllm_config):
+            return int(capture(self, profile_only=profile_only))
         ks = EngineOptions.of(self.vllm_config).captured_ks
         if profile_only:
             set_k(self.vllm_config, ks[-1])
@@ -62,7 +67,8 @@ def install() -> None:
 
     @functools.wraps(estimate)
     def profile_cudagraph_memory(self: Any) -> int:
-        return int(estimate(self)) * len(EngineOptions.of(self.vllm_config).captured_ks)
+        num_banks = len(EngineOptions.of(self.vllm_config).captured_ks) if names_options(self.vllm_config) else 1
+        return int(estimate(self)) * num_banks
 
     capture_model.simmoe = True  # type: ignore[attr-defined]
     GPUModelRunner.capture_model = capture_model

@@ -14,6 +14,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from simmoe.errors import LiveError
 from simmoe.live.engine.steps import BatchSummary, StepRecord, StepRecorder, summarise
 from simmoe.live.engine.transport import EngineOptions, request_k
 
@@ -26,6 +27,11 @@ class BudgetMixin:
         config = self.vllm_config  # type: ignore[attr-defined]
         self.options = EngineOptions.of(config)
         self.uses_graphs = config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+        if self.uses_graphs and len(self.options.captured_ks) > 1 and not config.use_v2_model_runner:
+            raise LiveError(
+                f"captured_ks is {list(self.options.captured_ks)}, but only vLLM's second model runner keys its graphs "
+                "by k: set VLLM_USE_V2_MODEL_RUNNER=1, or enforce_eager"
+            )
         self.request_ks: dict[str, int] = {}
         self.num_steps = 0
         self.recorder = StepRecorder() if self.options.record_steps else None

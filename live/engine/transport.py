@@ -60,6 +60,11 @@ class EngineOptions:
         return next(captured for captured in self.captured_ks if captured >= k)
 
 
+def names_options(vllm_config: Any) -> bool:
+    """Return whether an engine was given options of simmoe at all; the plug-in leaves any other as it is."""
+    return CONFIG_KEY in (vllm_config.additional_config or {})
+
+
 def model_k_max(vllm_config: Any) -> int:
     """Return the model's ``num_experts_per_tok``.
 
@@ -90,7 +95,11 @@ def install_validation() -> None:
 
     def validate_params(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(params, SamplingParams) and K_ARG in (params.extra_args or {}):
-            k, k_max = params.extra_args[K_ARG], model_k_max(self.vllm_config)
+            k = params.extra_args[K_ARG]
+            try:
+                k_max = model_k_max(self.vllm_config)
+            except LiveError as error:
+                raise VLLMValidationError(str(error), parameter=K_ARG, value=k) from None
             if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= k_max:
                 message = f"{K_ARG} is {k!r}; it must be an integer from 1 to {k_max}"
                 raise VLLMValidationError(message, parameter=K_ARG, value=k)

@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from simmoe.live.engine import plugin
 from tests.live.tiny import TINY_OLMOE
 
 pytestmark = [
@@ -127,19 +129,27 @@ def test_a_chunked_prompt_attends_to_what_came_before(model: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("k", [0, 9, -1, 2.5, "4", True])
-def test_a_budget_out_of_range_is_refused_by_name(model: Path, monkeypatch: pytest.MonkeyPatch, k: Any) -> None:
+def test_a_budget_out_of_range_is_refused_by_name(k: Any) -> None:
     from vllm.exceptions import VLLMValidationError
 
-    from simmoe.live.engine import plugin
+    with pytest.raises(VLLMValidationError, match=r"simmoe_k is .*; it must be an integer from 1 to 8"):
+        validate({"num_experts_per_tok": 8}, k)
 
-    plugin.register()
-    from types import SimpleNamespace
 
+def test_a_dense_model_takes_no_budget() -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match="model 'm' has no num_experts_per_tok: it is no MoE"):
+        validate({}, 1)
+
+
+def validate(text_config: dict[str, Any], k: Any) -> None:
+    """Ask vLLM's front end, the plug-in loaded twice, to take a request with a budget."""
     from vllm import SamplingParams
     from vllm.v1.engine.input_processor import InputProcessor
 
-    front_end = SimpleNamespace(
-        vllm_config=SimpleNamespace(model_config=SimpleNamespace(hf_text_config=SimpleNamespace(num_experts_per_tok=8)))
-    )
-    with pytest.raises(VLLMValidationError, match=r"simmoe_k is .*; it must be an integer from 1 to 8"):
-        InputProcessor._validate_params(front_end, SamplingParams(extra_args={"simmoe_k": k}), ())
+    plugin.register()
+    plugin.register()
+    model_config = SimpleNamespace(model="m", hf_text_config=SimpleNamespace(**text_config))
+    front_end = SimpleNamespace(vllm_config=SimpleNamespace(model_config=model_config))
+    InputProcessor._validate_params(front_end, SamplingParams(extra_args={"simmoe_k": k}), ())
