@@ -42,6 +42,9 @@ DEVICE_BOUND = 1.3
 #: seems longer and this one shorter: of two steps of one shape, even the longer may be right.
 TRUST_SURE, TRUST = 1.35, 1.1
 
+#: Mixed steps must have been measured at contexts this many times apart to tell KV tokens from sequences.
+CONTEXTS_APART = 4.0
+
 #: Terms and grid are fitted in turn, so often.
 ROUNDS = 8
 
@@ -141,7 +144,7 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
         host={path: HostShare(0.0, 0.0) for path in paths},
         provenance={},
     )
-    table = replace(table, attention=_mixed_terms(table, of("mixed").sure))
+    table = replace(table, attention=_mixed_terms(table, _not_held_up(of("mixed"))))
     table = replace(table, host=_host_shares(table, steps, clock))
     facts = {
         "steps": len(steps),
@@ -251,8 +254,24 @@ def _fit_device(
     return _Device(grid, values.tolist(), len(trusted), moved)
 
 
+def _not_held_up(evidence: _Evidence) -> list[Sample]:
+    """Return the steps surely bound by the device, without those that took longer than one with more of everything."""
+    shapes = np.array([s.shape for s in evidence.steps], dtype=np.float64)
+    seconds = np.array([s.median_s for s in evidence.steps])
+
+    def held_up(s: Sample) -> bool:
+        more = (shapes >= np.array(s.shape)).all(axis=1)
+        return bool((s.median_s > TRUST * seconds[more]).any())
+
+    return [s for s in evidence.sure if not held_up(s)]
+
+
 def _mixed_terms(table: StepTable, sure: Sequence[Sample]) -> Attention:
-    """Return the attention terms with those of a mixed step, which explain its steps best (least absolute error)."""
+    """Return the attention terms with those of a mixed step, which explain its steps best (least absolute error).
+
+    A KV token is read once whether or not prompt tokens are beside it: where the contexts measured are too alike to
+    tell KV tokens from sequences, it costs what it costs a decode-only step.
+    """
     if not sure:
         return table.attention._replace(mixed_kv_token_s=table.decode_kv[-1][1])
     hostless = Predictor(table, async_scheduling=True)
@@ -266,12 +285,19 @@ def _mixed_terms(table: StepTable, sure: Sequence[Sample]) -> Attention:
     floor = np.array([hostless.device_s(shape) for shape in decodes_alone])
     measured = np.array([s.median_s for s in sure])
 
+    decode_rate_s = table.decode_kv[-1][1]
+    contexts = kv_tokens / seqs
+    told_apart = contexts.max() >= CONTEXTS_APART * contexts.min()
+
     def predicted(values: FloatArray) -> FloatArray:
-        steps: FloatArray = np.maximum(floor, rest + values[0] * seqs + values[1] * kv_tokens)
+        rate_s = values[1] if told_apart else decode_rate_s
+        steps: FloatArray = np.maximum(floor, rest + values[0] * seqs + rate_s * kv_tokens)
         return steps
 
-    values = _least_absolute(predicted, measured, np.array([1e-5, table.decode_kv[-1][1]]))
-    return table.attention._replace(mixed_seq_s=float(values[0]), mixed_kv_token_s=float(values[1]))
+    start = np.array([1e-5, decode_rate_s]) if told_apart else np.array([1e-5])
+    values = _least_absolute(predicted, measured, start)
+    rate_s = values[1] if told_apart else decode_rate_s
+    return table.attention._replace(mixed_seq_s=float(values[0]), mixed_kv_token_s=float(rate_s))
 
 
 def _host_shares(table: StepTable, steps: Sequence[Sample], clock: Mapping[str, HostShare]) -> dict[str, HostShare]:
