@@ -39,7 +39,8 @@ def format_summary(title: str, summary: Mapping[str, float], ranks: Sequence[Ran
         )
     )
     span_s, steps = summary["makespan_s"], sum(rank.num_steps for rank in ranks)
-    lines.append(_line("busy", f"{_busy([rank.busy_s for rank in ranks], span_s)} of {_number(span_s)} s, {steps:,} steps"))
+    busy = _busy([rank.busy_s for rank in ranks], span_s)
+    lines.append(_line("busy", f"{busy} of {_number(span_s)} s, {steps:,} steps"))
     preempted, recomputed = summary["num_preemptions"], summary["num_recomputed_tokens"]
     cached = f"{summary['num_cached_tokens']:,.0f} from the prefix cache"
     lines.append(_line("KV", f"{preempted:,.0f} preemptions, {recomputed:,.0f} tokens recomputed, {cached}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,8 @@ from simmoe.commands.deployment_options import (
     take_slo,
 )
 from simmoe.commands.notes import describe_profile, describe_trace
-from simmoe.commands.sweeping.executor import local_executor
+from simmoe.commands.sweeping.executor import Executor
+from simmoe.commands.sweeping.executor_options import executor_options, take_executor
 from simmoe.commands.sweeping.progress import open_progress
 from simmoe.commands.sweeping.sources import code_sources, digest, policy_sources
 from simmoe.commands.sweeping.store import SweepStore
@@ -50,22 +50,19 @@ DEFAULT_REQUESTS = 4096
 @click.option("--seeds", type=int, default=5, show_default=True, help="Seeds a rate and policy: 0, 1, ...")
 @slo_options
 @click.option("--out", metavar="DIR", help="Folder of the results.  [default: sweeps/NAME, by the inputs]")
-@click.option("--jobs", type=int, help="Processes.  [default: every core]")
-def sweep(
-    rates: str | None, policies: tuple[str, ...], seeds: int, out: str | None, jobs: int | None, **options: Any
-) -> int:
+@executor_options
+def sweep(rates: str | None, policies: tuple[str, ...], seeds: int, out: str | None, **options: Any) -> int:
     """Simulate every policy at every rate with the same requests, and say which policy is best at which load.
 
     Writes OUT/sweep.csv, cells.parquet, sweep.png and manifest.json. Repeated, it resumes what was interrupted.
     """
     slo = take_slo(options)
+    executor = take_executor(options)
     deployment = resolve_deployment(take_deployment(options))
     spec = spec_from_options(deployment.config.k_max, **options)
     choices = _choices(policies or DEFAULT_POLICIES)
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}; it must be at least 1 (5 or more for intervals worth having)")
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"--jobs is {jobs}; it must be at least 1")
     # One workload is built here so that a fault of the trace shows before any work, and workers inherit the file.
     source = build_workload(replace(spec, rate=1.0)).source
     study = Study(
@@ -87,13 +84,13 @@ def sweep(
     folder = Path(out) if out else Path("sweeps") / _default_name(study)
     click.echo(describe_trace(source), err=True)
     click.echo(describe_profile(deployment.profile), err=True)
-    return _run(study, folder, jobs or os.cpu_count() or 1, source, deployment, choices)
+    return _run(study, folder, executor, source, deployment, choices)
 
 
 def _run(
     study: Study,
     folder: Path,
-    jobs: int,
+    executor: Executor,
     source: dict[str, object],
     deployment: Deployment,
     choices: dict[str, PolicyChoice],
@@ -104,7 +101,7 @@ def _run(
     with SweepStore(folder, study.inputs()) as store:
         progress = open_progress()
         try:
-            result = conduct(study, store, local_executor(jobs), progress)
+            result = conduct(study, store, executor, progress)
         except KeyboardInterrupt:
             progress.close()
             click.echo(

@@ -1,10 +1,11 @@
-"""Content hashes: what a cell's inputs only name, and the address they give it."""
+"""Content hashes: what a cell's inputs only name, and the address that gives it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from typing import Any
 import numpy as np
 
 import simmoe
-from simmoe.policies.registry import PolicyChoice
+from simmoe.commands.sweeping.cells import Cell
+from simmoe.policies.registry import PolicyChoice, parse_policy
+from simmoe.profiles.catalog import load_profile
+from simmoe.traces.build import build_workload
+from simmoe.traces.spec import WorkloadSpec
 
 #: What decides a cell's numbers, below the package's folder.
 _DECIDING = ("analysis/metrics.py", "policies", "profiles", "simulator", "traces", "records.py")
@@ -42,3 +47,32 @@ def policy_sources(choice: PolicyChoice) -> dict[str, str]:
         file = getattr(sys.modules[part.load().__module__], "__file__", None)
         hashes[part.name] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else "built in"
     return hashes
+
+
+def cell_sources(cell: Cell) -> dict[str, Any]:
+    """Return the hashes of everything a cell's inputs only name, as found on this machine.
+
+    Raises:
+        SimmoeError: the trace, the profile or the policy cannot be read here.
+    """
+    return {
+        **code_sources(),
+        "profile_sha256": _profile_sha256(cell.profile),
+        "trace_sha256": _trace_sha256(replace(cell.workload, rate=1.0, seed=0)),
+        "policy": policy_sources(parse_policy(cell.policy)),
+    }
+
+
+def cell_key(cell: Cell) -> str:
+    """Return a cell's content address: equal for equal inputs and sources, whoever computes it."""
+    return digest({"inputs": cell.inputs(), "sources": cell_sources(cell)})[:32]
+
+
+@lru_cache(maxsize=4)
+def _profile_sha256(name: str) -> str:
+    return load_profile(name).sha256
+
+
+@lru_cache(maxsize=4)
+def _trace_sha256(spec: WorkloadSpec) -> object:
+    return build_workload(spec).source["sha256"]

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from simmoe.analysis.grid import SweepGrid
 from simmoe.analysis.metrics import Slo
-from simmoe.commands.evidence import save_evidence
 from simmoe.commands.sweeping.cells import Cell, CellResult
 from simmoe.commands.sweeping.executor import Executor
+from simmoe.commands.sweeping.gathering import gather
 from simmoe.commands.sweeping.progress import Progress
 from simmoe.commands.sweeping.saturation import LOADS, rates_around, saturation_rate
-from simmoe.commands.sweeping.sources import digest
 from simmoe.commands.sweeping.store import SweepStore
-from simmoe.errors import PolicyError, SimmoeError
 from simmoe.simulator.config import SimConfig
 from simmoe.traces.spec import WorkloadSpec
 
@@ -46,11 +43,6 @@ class Study:
     """Hashes of what the rest only names: code, trace, profile."""
     policy_sources: Mapping[str, Mapping[str, str]]
     """Hashes of the files that define each policy."""
-
-    def key(self, cell: Cell) -> str:
-        """Return a cell's content address: equal for equal inputs and sources, whoever computes it."""
-        sources = {**self.sources, "policy": self.policy_sources[cell.policy]}
-        return digest({"inputs": cell.inputs(), "sources": sources})[:32]
 
     def inputs(self) -> dict[str, Any]:
         """Return the study as plain data."""
@@ -104,46 +96,11 @@ def conduct(study: Study, store: SweepStore, executor: Executor, progress: Progr
     offline = study.offline_cells()
     cells_a_rate = len(study.policies) * study.num_seeds
     progress.start("finding saturation", len(offline) + len(study.rates or LOADS) * cells_a_rate)
-    found = _gather(offline, study, store, executor, progress)
+    found = gather(offline, store, executor, progress)
     saturation = {c.policy: saturation_rate(r.metrics, c.policy) for c, r in zip(offline, found, strict=True)}
     rates = rates_around(saturation[study.baseline]) if study.rates is None else study.rates
     progress.start("simulating", len(offline) + len(rates) * cells_a_rate)
     cells = study.cells(rates)
-    results = list(zip(cells, _gather(cells, study, store, executor, progress), strict=True))
+    results = list(zip(cells, gather(cells, store, executor, progress), strict=True))
     placed = [(c.workload.rate or 0.0, c.policy, c.workload.seed, result.metrics) for c, result in results]
     return StudyResult(results, SweepGrid.build(placed, study.policies, study.baseline, saturation))
-
-
-def _gather(
-    cells: Sequence[Cell], study: Study, store: SweepStore, executor: Executor, progress: Progress
-) -> list[CellResult]:
-    keys = [study.key(cell) for cell in cells]
-    done: dict[int, CellResult] = {}
-    for index, key in enumerate(keys):
-        kept = store.load(key)
-        if kept is not None:
-            done[index] = kept
-    progress.advance(len(done), resumed=True)
-    missing = [index for index in range(len(cells)) if index not in done]
-    failures: dict[int, SimmoeError] = {}
-    with closing(executor.run([cells[index] for index in missing])) as events:
-        for event in events if missing else ():
-            if event is None:
-                progress.tick()
-                continue
-            index, outcome = missing[event[0]], event[1]
-            if isinstance(outcome, SimmoeError):
-                failures[index] = outcome
-            else:
-                store.save(keys[index], cells[index].inputs(), outcome)
-                done[index] = outcome
-            progress.advance(1)
-    if failures:
-        first = min(failures)
-        failure = failures[first]
-        if isinstance(failure, PolicyError):
-            failure = save_evidence(failure, store.folder)
-        others = f"; {len(failures) - 1} more cells failed" if len(failures) > 1 else ""
-        rest = f"finished cells ({store.num_cells()}) are kept in '{store.folder}'"
-        raise type(failure)(f"{cells[first].label}: {failure}{others}; {rest}")
-    return [done[index] for index in range(len(cells))]
