@@ -17,36 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.monotone import FloatGrid as FloatArray
-from simmoe.profiles.monotone import monotone_grid
-from simmoe.profiles.regression import fit_cells
+from simmoe.profiles.device_grid import context_knots, fit_device, slope_ramps
+from simmoe.profiles.evidence import Evidence, gather, host_clock, launch_path, not_held_up, num_seqs
+from simmoe.profiles.regression import FloatArray
 from simmoe.profiles.residuals import Predictor, Residual, residuals
 from simmoe.profiles.samples import Sample, SampleHeader
-from simmoe.profiles.table import PATHS, Attention, Cell, GridTable, HostShare, StepTable
+from simmoe.profiles.table import PATHS, Attention, HostShare, StepTable
 
 Run = tuple[SampleHeader, Sequence[Sample]]
-CellKey = tuple[int, int]
-"""(size that runs, k)"""
-
-#: A step this much longer than the host clock's share was bound by the device.
-DEVICE_BOUND = 1.3
-
-#: A step at most this much longer than the least bound on its device time was not held up by the host: one surely bound
-#: by the device, or any other. While the host launches a step it sees the output of the one before late, so that one
-#: seems longer and this one shorter: of two steps of one shape, even the longer may be right.
-TRUST_SURE, TRUST = 1.35, 1.1
 
 #: Mixed steps must have been measured at contexts this many times apart to tell KV tokens from sequences.
 CONTEXTS_APART = 4.0
-
-#: Terms and grid are fitted in turn, so often.
-ROUNDS = 8
 
 #: Header fields in which runs fitted together must agree: they decide what a step computes and how.
 _SHARED = (
@@ -60,30 +45,6 @@ _SHARED = (
     "captured_sizes",
     "block_size",
 )
-
-
-class _Evidence(NamedTuple):
-    """What was measured of one kind of step."""
-
-    kind: str
-    steps: list[Sample]
-    """Under the step clock."""
-    hidden: list[Sample]
-    """Under the device clock, shorter than the host's share: the step clock cannot show them."""
-    sure: list[Sample]
-    """Steps surely bound by the device."""
-
-
-class _Device(NamedTuple):
-    """What was learned of one kind of step's device time."""
-
-    grid: GridTable
-    values: list[float]
-    """Coefficients of the terms beside the grid."""
-    trusted: int
-    """Steps the grid rests on."""
-    moved: float
-    """Largest relative change the monotone projection made."""
 
 
 def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorded: Sequence[Sample] = ()) -> StepTable:
@@ -103,25 +64,24 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
     recorded = [replace(s, k=s.k * header.k_granularity) for s in recorded]
     captured = tuple(header.captured_sizes)
     used = [(head, sample) for head, samples in runs for sample in samples if not sample.held_out]
+    if not any(head.async_scheduling for head, _ in runs):
+        raise ProfileError("no sample file is of an engine that schedules asynchronously; the fit needs one")
     clocked = [sample for head, sample in used if sample.clock == "host" and head.async_scheduling]
     if not clocked:
         raise ProfileError("no samples under the host clock: steps bound by the host cannot be told from others")
-    clock = _host_clock(clocked, captured)
+    clock = host_clock(clocked, captured)
     device = [sample for head, sample in used if sample.clock == "device" and head.async_scheduling]
     steps = [sample for head, sample in used if sample.clock == "step" and head.async_scheduling] or device
 
-    def of(kind: str) -> _Evidence:
-        mine = [s for s in steps if s.kind == kind]
-        hidden = [s for s in device if s.kind == kind and s.median_s < _host_s(clock, s, captured)]
-        sure = [s for s in mine if s.median_s > DEVICE_BOUND * _host_s(clock, s, captured)]
-        return _Evidence(kind, mine, hidden, sure)
+    def of(kind: str) -> Evidence:
+        return gather(kind, steps, device, clock, captured)
 
     decodes, prefills = of("decode"), of("prefill")
-    knots = _knots(decodes.sure)
-    decode = _fit_device(decodes, captured, lambda s: _ramps(knots, s.num_decode_seqs, s.decode_kv_tokens))
+    knots = context_knots(decodes.sure)
+    decode = fit_device(decodes, captured, lambda s: slope_ramps(knots, s.num_decode_seqs, s.decode_kv_tokens))
     slopes = np.cumsum(decode.values).tolist()
     # The same tokens decoding do the same and sample more, so a step of prompt tokens takes no longer.
-    prefill = _fit_device(prefills, captured, lambda s: [s.prefill_kv_pairs, s.num_prefill_seqs], decode.grid)
+    prefill = fit_device(prefills, captured, lambda s: [s.prefill_kv_pairs, s.num_prefill_seqs], decode.grid)
     pair_s, prompt_s = prefill.values
 
     paths = PATHS if captured else PATHS[-1:]
@@ -144,7 +104,7 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
         host={path: HostShare(0.0, 0.0) for path in paths},
         provenance={},
     )
-    table = replace(table, attention=_mixed_terms(table, _not_held_up(of("mixed"))))
+    table = replace(table, attention=_mixed_terms(table, not_held_up(of("mixed"))))
     table = replace(table, host=_host_shares(table, steps, clock))
     facts = {
         "steps": len(steps),
@@ -179,91 +139,6 @@ def _shared_header(runs: Sequence[Run]) -> SampleHeader:
                     f"fit one engine at a time"
                 )
     return first
-
-
-def _fit_device(
-    evidence: _Evidence,
-    captured: Sequence[int],
-    terms: Callable[[Sample], list[float]],
-    above: GridTable | None = None,
-) -> _Device:
-    """Fit one kind's grid and terms.
-
-    Args:
-        evidence: its samples.
-        captured: sizes graphs were captured at, ascending.
-        terms: what multiplies the values beside the grid.
-        above: a grid that this one does not exceed at any point of both.
-    """
-
-    def key(s: Sample) -> CellKey:
-        return _runs_at(captured, s.shape.num_tokens), s.k
-
-    kind, steps, hidden, sure = evidence
-    if not sure:
-        what = "is clearly longer than the host's share" if steps else "was measured under the step clock"
-        raise ProfileError(f"no {kind} step {what}: measure more sizes, up to the largest")
-    rows = [*steps, *hidden]
-    sizes, ks = sorted({key(s)[0] for s in rows}), sorted({s.k for s in rows})
-    at = {(size, k): (i, j) for i, size in enumerate(sizes) for j, k in enumerate(ks)}
-    ceiling = np.full((len(sizes), len(ks)), np.inf)
-    if above is not None:
-        for size, cells_above in zip(above.sizes, above.cells, strict=True):
-            for k, cell_above in zip(above.ks, cells_above, strict=True):
-                if (size, k) in at:
-                    ceiling[at[size, k]] = cell_above.device_s
-
-    surely = set(evidence.sure)
-    for _ in range(ROUNDS):
-        values = fit_cells([key(s) for s in sure], [terms(s) for s in sure], [s.median_s for s in sure]).values
-        left = [max(s.median_s - float(np.dot(terms(s), values)), 1e-6) for s in rows]
-        limits = ceiling.copy()
-        for s, seconds in zip(rows, left, strict=True):
-            limits[at[key(s)]] = min(limits[at[key(s)]], seconds)
-        limits = np.minimum.accumulate(np.minimum.accumulate(limits[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
-        trusted = [
-            (s, t)
-            for s, t in zip(rows, left, strict=True)
-            if t <= (TRUST_SURE if s in surely else TRUST) * limits[at[key(s)]]
-        ]
-        kept = {s.key for s, _ in trusted}
-        sure = [s for s in evidence.sure if s.key in kept]
-    if not np.isfinite(limits).all():
-        raise ProfileError(f"{kind} steps were not measured at the largest size {sizes[-1]} and the largest k {ks[-1]}")
-
-    members: dict[CellKey, list[tuple[Sample, float]]] = {}
-    for s, seconds in trusted:
-        members.setdefault(key(s), []).append((s, seconds))
-    cells = limits.copy()
-    for where, found in members.items():
-        weights = [s.median_s**-2.0 for s, _ in found]
-        cells[at[where]] = np.average([seconds for _, seconds in found], weights=weights)
-    measured = {key(s) for s in rows}
-    for i, size in enumerate(sizes):
-        known = np.array([(size, k) in measured for k in ks])
-        between = np.interp(np.array(ks)[~known], np.array(ks)[known], cells[i, known])
-        cells[i, ~known] = np.minimum(between, limits[i, ~known])
-    cells, moved = monotone_grid(cells)
-
-    def cell(size: int, k: int) -> Cell:
-        found = members.get((size, k), [])
-        spread_s = max((s.p90_s - s.p10_s for s, _ in found), default=0.0)
-        return Cell(float(cells[at[size, k]]), spread_s, sum(s.repetitions for s, _ in found))
-
-    grid = GridTable(tuple(sizes), tuple(ks), tuple(tuple(cell(size, k) for k in ks) for size in sizes))
-    return _Device(grid, values.tolist(), len(trusted), moved)
-
-
-def _not_held_up(evidence: _Evidence) -> list[Sample]:
-    """Return the steps surely bound by the device, without those that took longer than one with more of everything."""
-    shapes = np.array([s.shape for s in evidence.steps], dtype=np.float64)
-    seconds = np.array([s.median_s for s in evidence.steps])
-
-    def held_up(s: Sample) -> bool:
-        more = (shapes >= np.array(s.shape)).all(axis=1)
-        return bool((s.median_s > TRUST * seconds[more]).any())
-
-    return [s for s in evidence.sure if not held_up(s)]
 
 
 def _mixed_terms(table: StepTable, sure: Sequence[Sample]) -> Attention:
@@ -306,10 +181,10 @@ def _host_shares(table: StepTable, steps: Sequence[Sample], clock: Mapping[str, 
     shares: dict[str, HostShare] = {}
     before = HostShare(0.0, 0.0)
     for path in table.host:
-        mine = [s for s in steps if _path(s, table.captured_sizes) == path]
+        mine = [s for s in steps if launch_path(s, table.captured_sizes) == path]
         if mine:
             device = np.array([hostless.device_s(s.shape) for s in mine])
-            seqs = np.array([_num_seqs(s) for s in mine], dtype=np.float64)
+            seqs = np.array([num_seqs(s) for s in mine], dtype=np.float64)
             measured = np.array([s.median_s for s in mine])
 
             def predicted(share: FloatArray, device: FloatArray = device, seqs: FloatArray = seqs) -> FloatArray:
@@ -341,57 +216,3 @@ def _least_absolute(
         options={"initial_simplex": corners, "maxiter": 2000, "xatol": 1e-7, "fatol": 1e-9},
     )
     return np.asarray(np.abs(best.x) * start, dtype=np.float64)
-
-
-def _host_clock(samples: Sequence[Sample], captured: Sequence[int]) -> dict[str, HostShare]:
-    """Return each launch path's share by the host clock; nothing where it was not measured."""
-    shares: dict[str, HostShare] = {}
-    for path in PATHS:
-        mine = [s for s in samples if _path(s, captured) == path]
-        share = HostShare(0.0, 0.0)
-        if mine:
-            fit = fit_cells([0] * len(mine), [[_num_seqs(s)] for s in mine], [s.median_s for s in mine])
-            share = HostShare(fit.cells[0], float(fit.values[0]))
-        shares[path] = share
-    return shares
-
-
-def _host_s(shares: Mapping[str, HostShare], sample: Sample, captured: Sequence[int]) -> float:
-    share = shares[_path(sample, captured)]
-    return share.base_s + share.per_seq_s * _num_seqs(sample)
-
-
-def _num_seqs(sample: Sample) -> int:
-    return sample.num_prefill_seqs + sample.num_decode_seqs
-
-
-def _path(sample: Sample, captured: Sequence[int]) -> str:
-    if sample.mode == "eager" or not captured or sample.shape.num_tokens > captured[-1]:
-        return "eager"
-    return "full" if sample.kind == "decode" else "piecewise"
-
-
-def _runs_at(captured: Sequence[int], size: int) -> int:
-    return next((c for c in captured if c >= size), size)
-
-
-def _knots(samples: Sequence[Sample]) -> list[int]:
-    """Return the batch sizes measured at contexts that differ enough to tell KV tokens from sequences."""
-    contexts: dict[int, list[float]] = {}
-    for s in samples:
-        contexts.setdefault(s.num_decode_seqs, []).append(s.decode_kv_tokens / s.num_decode_seqs)
-    knots = sorted(size for size, values in contexts.items() if max(values) > 1.5 * min(values))
-    if not knots:
-        raise ProfileError("no batch size was decoded at two contexts: KV tokens cannot be told from sequences")
-    return knots
-
-
-def _ramps(knots: Sequence[int], size: int, kv_tokens: int) -> list[float]:
-    """Return what multiplies the slope's non-negative steps, so that it never falls as the batch grows.
-
-    Step j belongs in full to batches of at least knots[j], and linearly in part from knots[j - 1] on.
-    """
-    shares = [1.0]
-    for low, high in pairwise(knots):
-        shares.append(min(max((size - low) / (high - low), 0.0), 1.0))
-    return [kv_tokens * share for share in shares]

@@ -15,8 +15,9 @@ from simmoe.profiles.monotone import monotone_grid
 from simmoe.profiles.regression import fit_cells
 from simmoe.profiles.residuals import residuals
 from simmoe.profiles.samples import Sample
+from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
-from simmoe.profiles.synthetic import SyntheticEngine
+from simmoe.profiles.synthetic import CAPTURED_SIZES, SyntheticEngine
 from simmoe.profiles.table import StepTable
 from simmoe.profiles.table_file import dump_table, parse_table
 
@@ -108,6 +109,19 @@ def test_budgets_of_an_original_model_are_told_in_sub_expert_units() -> None:
     assert np.array(table.prefill.seconds) == pytest.approx(np.array(fit(engine, few).prefill.seconds))
 
 
+def test_an_eager_engine_has_one_launch_path_and_no_padding() -> None:
+    engine = SyntheticEngine(host_s=(1e-3, 1e-3))
+    eager = replace(engine.header(), captured_sizes=[], captured_ks=[], graphs="none")
+    samples = [replace(s, mode="eager") for s in engine.samples() if s.shape.num_tokens in CAPTURED_SIZES]
+    table = fit_table([(eager, samples)], "eager", "synthetic", "x")
+    assert list(table.host) == ["eager"]
+    cost = ProfileStepCost(Surfaces.of(table), async_scheduling=True)
+    for shape in {s.shape for s in samples}:
+        assert cost.step_s(shape) == pytest.approx(engine.step_s(shape), rel=1e-3)
+    low, high = (cost.step_s(StepShape(n, n * (n + 1) // 2, 1, 0, 0, 8)) for n in (4096, 8192))
+    assert low < cost.step_s(StepShape(6000, 6000 * 6001 // 2, 1, 0, 0, 8)) < high
+
+
 def test_what_cannot_be_fitted_is_refused() -> None:
     engine = SyntheticEngine()
     samples = engine.samples()
@@ -119,6 +133,8 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fit(engine, [s for s in samples if s.kind != "decode" or s.decode_kv_tokens == 128 * s.num_decode_seqs])
     with pytest.raises(ProfileError, match="no samples under the host clock"):
         fit(engine, [s for s in samples if s.clock != "host"])
+    with pytest.raises(ProfileError, match="asynchronously"):
+        fit_table([(replace(engine.header(), async_scheduling=False), samples)], "x", "synthetic", "x")
     other = replace(engine.header(), card="another card")
     with pytest.raises(ProfileError, match="sample files disagree on card"):
         fit_table([(engine.header(), samples), (other, samples)], "x", "synthetic", "x")

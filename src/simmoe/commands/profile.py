@@ -109,11 +109,10 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Table to write (.json).")
 @click.option("--eager", is_flag=True, help="Without CUDA graphs.")
-@click.option("--sync", is_flag=True, help="Synchronous scheduling.")
 @click.pass_context
-def measure(ctx: click.Context, model: str, split: int, raw: Path, out: Path, eager: bool, sync: bool) -> None:
+def measure(ctx: click.Context, model: str, split: int, raw: Path, out: Path, eager: bool) -> None:
     """Measure a model on this machine's GPU through vLLM, prove the k that ran, and fit the table."""
     from simmoe.commands.profile_measure import measure_samples
 
-    measure_samples(model, split, raw, eager=eager, async_scheduling=not sync)
+    measure_samples(model, split, raw, eager=eager)
     ctx.invoke(fit, raw=(raw,), out=out)

@@ -11,7 +11,7 @@ from typing import Any
 from simmoe.errors import MissingDependency, UsageError
 
 
-def measure_samples(model: str, split: int, raw: Path, *, eager: bool, async_scheduling: bool) -> None:
+def measure_samples(model: str, split: int, raw: Path, *, eager: bool) -> None:
     """Measure the default plan into a sample file; a file that is there is continued.
 
     Args:
@@ -19,7 +19,6 @@ def measure_samples(model: str, split: int, raw: Path, *, eager: bool, async_sch
         split: sub-experts every routed expert is split into; 1 measures the model as published.
         raw: sample file. The reference logits k is proved against, and the model's config, are kept beside it.
         eager: without CUDA graphs.
-        async_scheduling: whether the engine schedules asynchronously.
     Raises:
         MissingDependency: vLLM, or a GPU, is not here.
         UsageError: no such config.
@@ -44,7 +43,6 @@ def measure_samples(model: str, split: int, raw: Path, *, eager: bool, async_sch
         model=raw.with_suffix(".model"),
         captured_sizes=() if eager else CAPTURED_SIZES,
         captured_ks=() if eager else ks,
-        async_scheduling=async_scheduling,
     )
     write_model(config, setup.model, setup.max_model_len)
     reference = raw.with_suffix(".reference.npz")

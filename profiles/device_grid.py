@@ -1,0 +1,129 @@
+"""The device's time on the (size, k) grid, from steps of which some were held up by the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from simmoe.errors import ProfileError
+from simmoe.profiles.evidence import TRUST, TRUST_SURE, Evidence, runs_at
+from simmoe.profiles.monotone import monotone_grid
+from simmoe.profiles.regression import fit_cells
+from simmoe.profiles.samples import Sample
+from simmoe.profiles.table import Cell, GridTable
+
+CellKey = tuple[int, int]
+"""(size that runs, k)"""
+
+#: Terms and grid are fitted in turn, so often.
+ROUNDS = 8
+
+
+class DeviceFit(NamedTuple):
+    """What was learned of one kind of step's device time."""
+
+    grid: GridTable
+    values: list[float]
+    """Coefficients of the terms beside the grid."""
+    trusted: int
+    """Steps the grid rests on."""
+    moved: float
+    """Largest relative change the monotone projection made."""
+
+
+def fit_device(
+    evidence: Evidence,
+    captured: Sequence[int],
+    terms: Callable[[Sample], list[float]],
+    above: GridTable | None = None,
+) -> DeviceFit:
+    """Fit one kind's grid and terms.
+
+    Args:
+        evidence: its samples.
+        captured: sizes graphs were captured at, ascending.
+        terms: what multiplies the values beside the grid.
+        above: a grid that this one does not exceed at any point of both.
+    """
+
+    def key(s: Sample) -> CellKey:
+        return runs_at(captured, s.shape.num_tokens), s.k
+
+    kind, steps, hidden, sure = evidence
+    if not sure:
+        what = "is clearly longer than the host's share" if steps else "was measured under the step clock"
+        raise ProfileError(f"no {kind} step {what}: measure more sizes, up to the largest")
+    rows = [*steps, *hidden]
+    sizes, ks = sorted({key(s)[0] for s in rows}), sorted({s.k for s in rows})
+    at = {(size, k): (i, j) for i, size in enumerate(sizes) for j, k in enumerate(ks)}
+    ceiling = np.full((len(sizes), len(ks)), np.inf)
+    if above is not None:
+        for size, cells_above in zip(above.sizes, above.cells, strict=True):
+            for k, cell_above in zip(above.ks, cells_above, strict=True):
+                if (size, k) in at:
+                    ceiling[at[size, k]] = cell_above.device_s
+
+    surely = set(evidence.sure)
+    for _ in range(ROUNDS):
+        values = fit_cells([key(s) for s in sure], [terms(s) for s in sure], [s.median_s for s in sure]).values
+        left = [max(s.median_s - float(np.dot(terms(s), values)), 1e-6) for s in rows]
+        limits = ceiling.copy()
+        for s, seconds in zip(rows, left, strict=True):
+            limits[at[key(s)]] = min(limits[at[key(s)]], seconds)
+        limits = np.minimum.accumulate(np.minimum.accumulate(limits[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
+        trusted = [
+            (s, t)
+            for s, t in zip(rows, left, strict=True)
+            if t <= (TRUST_SURE if s in surely else TRUST) * limits[at[key(s)]]
+        ]
+        kept = {s.key for s, _ in trusted}
+        sure = [s for s in evidence.sure if s.key in kept]
+    if not np.isfinite(limits).all():
+        raise ProfileError(f"{kind} steps were not measured at the largest size {sizes[-1]} and the largest k {ks[-1]}")
+
+    members: dict[CellKey, list[tuple[Sample, float]]] = {}
+    for s, seconds in trusted:
+        members.setdefault(key(s), []).append((s, seconds))
+    cells = limits.copy()
+    for where, found in members.items():
+        weights = [s.median_s**-2.0 for s, _ in found]
+        cells[at[where]] = np.average([seconds for _, seconds in found], weights=weights)
+    measured = {key(s) for s in rows}
+    for i, size in enumerate(sizes):
+        known = np.array([(size, k) in measured for k in ks])
+        between = np.interp(np.array(ks)[~known], np.array(ks)[known], cells[i, known])
+        cells[i, ~known] = np.minimum(between, limits[i, ~known])
+    cells, moved = monotone_grid(cells)
+
+    def cell(size: int, k: int) -> Cell:
+        found = members.get((size, k), [])
+        spread_s = max((s.p90_s - s.p10_s for s, _ in found), default=0.0)
+        return Cell(float(cells[at[size, k]]), spread_s, sum(s.repetitions for s, _ in found))
+
+    grid = GridTable(tuple(sizes), tuple(ks), tuple(tuple(cell(size, k) for k in ks) for size in sizes))
+    return DeviceFit(grid, values.tolist(), len(trusted), moved)
+
+
+def context_knots(samples: Sequence[Sample]) -> list[int]:
+    """Return the batch sizes measured at contexts that differ enough to tell KV tokens from sequences."""
+    contexts: dict[int, list[float]] = {}
+    for s in samples:
+        contexts.setdefault(s.num_decode_seqs, []).append(s.decode_kv_tokens / s.num_decode_seqs)
+    knots = sorted(size for size, values in contexts.items() if max(values) > 1.5 * min(values))
+    if not knots:
+        raise ProfileError("no batch size was decoded at two contexts: KV tokens cannot be told from sequences")
+    return knots
+
+
+def slope_ramps(knots: Sequence[int], size: int, kv_tokens: int) -> list[float]:
+    """Return what multiplies the slope's non-negative steps, so that it never falls as the batch grows.
+
+    Step j belongs in full to batches of at least knots[j], and linearly in part from knots[j - 1] on.
+    """
+    shares = [1.0]
+    for low, high in pairwise(knots):
+        shares.append(min(max((size - low) / (high - low), 0.0), 1.0))
+    return [kv_tokens * share for share in shares]

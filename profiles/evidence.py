@@ -1,0 +1,102 @@
+"""What samples are evidence of: the host's share by launch path, and which steps the device surely bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from simmoe.profiles.regression import fit_cells
+from simmoe.profiles.samples import Sample
+from simmoe.profiles.table import PATHS, HostShare
+
+#: A step this much longer than the host clock's share was bound by the device.
+DEVICE_BOUND = 1.3
+
+#: A step at most this much longer than the least bound on its device time was not held up by the host: one surely bound
+#: by the device, or any other. While the host launches a step it sees the output of the one before late, so that one
+#: seems longer and this one shorter: of two steps of one shape, even the longer may be right.
+TRUST_SURE, TRUST = 1.35, 1.1
+
+
+class Evidence(NamedTuple):
+    """What was measured of one kind of step."""
+
+    kind: str
+    steps: list[Sample]
+    """Under the step clock."""
+    hidden: list[Sample]
+    """Under the device clock, shorter than the host's share: the step clock cannot show them."""
+    sure: list[Sample]
+    """Steps surely bound by the device."""
+
+
+def gather(
+    kind: str,
+    steps: Sequence[Sample],
+    device: Sequence[Sample],
+    clock: Mapping[str, HostShare],
+    captured: Sequence[int],
+) -> Evidence:
+    """Return what step-clock and device-clock samples say of one kind of step.
+
+    Args:
+        kind: 'prefill', 'decode' or 'mixed'.
+        steps: step-clock samples of every kind.
+        device: device-clock samples of every kind.
+        clock: the host clock's share by launch path.
+        captured: sizes graphs were captured at, ascending.
+    """
+    mine = [s for s in steps if s.kind == kind]
+    hidden = [s for s in device if s.kind == kind and s.median_s < host_s(clock, s, captured)]
+    sure = [s for s in mine if s.median_s > DEVICE_BOUND * host_s(clock, s, captured)]
+    return Evidence(kind, mine, hidden, sure)
+
+
+def not_held_up(evidence: Evidence) -> list[Sample]:
+    """Return the steps surely bound by the device, without those that took longer than one with more of everything."""
+    shapes = np.array([s.shape for s in evidence.steps], dtype=np.float64)
+    seconds = np.array([s.median_s for s in evidence.steps])
+
+    def held_up(s: Sample) -> bool:
+        more = (shapes >= np.array(s.shape)).all(axis=1)
+        return bool((s.median_s > TRUST * seconds[more]).any())
+
+    return [s for s in evidence.sure if not held_up(s)]
+
+
+def host_clock(samples: Sequence[Sample], captured: Sequence[int]) -> dict[str, HostShare]:
+    """Return each launch path's share by the host clock; nothing where it was not measured."""
+    shares: dict[str, HostShare] = {}
+    for path in PATHS:
+        mine = [s for s in samples if launch_path(s, captured) == path]
+        share = HostShare(0.0, 0.0)
+        if mine:
+            fit = fit_cells([0] * len(mine), [[num_seqs(s)] for s in mine], [s.median_s for s in mine])
+            share = HostShare(fit.cells[0], float(fit.values[0]))
+        shares[path] = share
+    return shares
+
+
+def host_s(shares: Mapping[str, HostShare], sample: Sample, captured: Sequence[int]) -> float:
+    """Return a step's host seconds."""
+    share = shares[launch_path(sample, captured)]
+    return share.base_s + share.per_seq_s * num_seqs(sample)
+
+
+def num_seqs(sample: Sample) -> int:
+    """Return the sequences the host handles in a step."""
+    return sample.num_prefill_seqs + sample.num_decode_seqs
+
+
+def launch_path(sample: Sample, captured: Sequence[int]) -> str:
+    """Return how a step's kernels were launched, one of table.PATHS."""
+    if sample.mode == "eager" or not captured or sample.shape.num_tokens > captured[-1]:
+        return "eager"
+    return "full" if sample.kind == "decode" else "piecewise"
+
+
+def runs_at(captured: Sequence[int], size: int) -> int:
+    """Return the size a step runs at: the next captured one, or its own above them."""
+    return next((c for c in captured if c >= size), size)
