@@ -1,0 +1,129 @@
+"""What a policy is shown of vLLM's scheduler: read-only views over its own queues, built when they are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+from simmoe.live.engine.policy_queue import PolicyQueue, WaitingView
+from simmoe.policies.views import RequestView, StepView
+
+
+class RunningShare:
+    """What running requests have taken of the step being composed, told by vLLM's own block allocations.
+
+    vLLM keeps a step's remaining token budget in a local variable. Each running request it gives tokens to passes
+    through ``KVCacheManager.allocate_slots`` exactly once with success, so the sum there is what is gone.
+    """
+
+    def __init__(self, kv_cache_manager: Any, ks: dict[str, int]) -> None:
+        self._ks = ks
+        self._allocate = kv_cache_manager.allocate_slots
+        kv_cache_manager.allocate_slots = self._allocate_slots
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self.num_tokens = self.num_seqs = self.k = 0
+        """Tokens, requests, and the largest budget among them."""
+        self.chunks: dict[str, int] = {}
+        """Tokens given to prompts in progress, by request id."""
+
+    def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
+        if blocks is not None and "full_sequence_must_fit" not in kwargs:  # which vLLM passes for those that wait
+            self.num_tokens += num_new_tokens
+            self.num_seqs += 1
+            k = self._ks[request.request_id]
+            if k > self.k:
+                self.k = k
+            if request.is_prefill_chunk:
+                self.chunks[request.request_id] = num_new_tokens
+        return blocks
+
+
+class ViewBuilder:
+    """Builds the views of one rank.
+
+    Args:
+        scheduler: vLLM's, with ``request_ks`` beside it.
+        dp_rank: which rank it is.
+        wall_offset_s: what to subtract from the wall clock to have the scheduler's.
+    """
+
+    def __init__(self, scheduler: Any, dp_rank: int, wall_offset_s: float) -> None:
+        self._scheduler = scheduler
+        self._dp_rank = dp_rank
+        self.wall_offset_s = wall_offset_s
+        self.share = RunningShare(scheduler.kv_cache_manager, scheduler.request_ks)
+        self._running = RunningView(scheduler, self.running)
+        self._recomputed: dict[str, int] = {}
+        """Prompt tokens of requests that were preempted, outputs before the last preemption included."""
+
+    def request(self, request: Any) -> RequestView:
+        """Return a waiting request's view; after a preemption its outputs so far are to be computed again too."""
+        if request.num_preemptions:
+            self._recomputed[request.request_id] = request.num_tokens
+        return self._view(request, 0)
+
+    def running(self, request: Any) -> RequestView:
+        """Return a running request's view, its chunk of the step at hand included while its prompt is in progress."""
+        chunk = self.share.chunks.get(request.request_id, 0)
+        return self._view(request, request.num_computed_tokens + chunk)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept of a request that has left."""
+        self._recomputed.pop(request_id, None)
+
+    def step(self, now_s: float, queue: PolicyQueue) -> StepView:
+        """Return the view of the step being composed, running requests having taken their share."""
+        scheduler = self._scheduler
+        for i in range(queue.num_preempted):
+            queue.view_at(i)  # a token in flight at the preemption has arrived since: note the prompt it lengthens
+        return StepView(
+            now_s=now_s,
+            dp_rank=self._dp_rank,
+            waiting=WaitingView(queue),
+            running=self._running,
+            token_budget=scheduler.max_num_scheduled_tokens - self.share.num_tokens,
+            max_num_seqs=scheduler.max_num_active_reqs,
+            free_kv_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            block_size=scheduler.block_size,
+            k_running=self.share.k,
+            oldest=queue.oldest(),
+            num_preempted=queue.num_preempted,
+        )
+
+    def _view(self, request: Any, num_computed_tokens: int) -> RequestView:
+        request_id = request.request_id
+        return RequestView(
+            request_id=request_id,
+            arrival_s=request.arrival_time - self.wall_offset_s,
+            prompt_tokens=self._recomputed.get(request_id, request.num_prompt_tokens),
+            num_computed_tokens=num_computed_tokens,
+            k_qos=self._scheduler.request_ks[request_id],
+        )
+
+
+class RunningView(Sequence[RequestView]):
+    """The running set as a policy sees it; items are built when they are asked for."""
+
+    __slots__ = ("_build", "_scheduler")
+
+    def __init__(self, scheduler: Any, build: Callable[[Any], RequestView]) -> None:
+        self._scheduler = scheduler
+        self._build = build
+
+    def __len__(self) -> int:
+        return len(self._scheduler.running)
+
+    def __iter__(self) -> Iterator[RequestView]:
+        return map(self._build, self._scheduler.running)
+
+    @overload
+    def __getitem__(self, index: int) -> RequestView: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RequestView]: ...
+    def __getitem__(self, index: int | slice) -> RequestView | Sequence[RequestView]:
+        found = self._scheduler.running[index]
+        return [self._build(request) for request in found] if isinstance(index, slice) else self._build(found)

@@ -1,0 +1,150 @@
+"""One policy, two hosts: vLLM's own scheduler classes and the simulator's decide the same, step by step."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simmoe.policies.asking import Asker
+from simmoe.policies.protocols import PolicyContext
+from simmoe.policies.registry import parse_policy
+from simmoe.policies.views import RequestView
+from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+from simmoe.simulator.config import EngineConfig
+from simmoe.simulator.request import SimRequest
+from simmoe.simulator.result import RankTotals
+from simmoe.simulator.scheduler import Scheduler
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's own, at import
+]
+
+POLICIES = ("fifo", "tiers", "tiers,max_wait_s=3", "tiers,max_wait_s=2,count_running=true", "fixed-k,k=5")
+K_MAX = 8
+NUM_BLOCKS = 64
+
+
+class Twin:
+    """The simulator's scheduler, told of the same arrivals and asked at the same times."""
+
+    def __init__(self, policy: str, config: EngineConfig) -> None:
+        cost = load_profile(DEFAULT_PROFILE).cost(config.async_scheduling)
+        context = PolicyContext(
+            cost.prefill_s, 1, K_MAX, 1, config.max_num_seqs, config.max_num_batched_tokens,
+            config.enable_chunked_prefill,
+        )  # fmt: skip
+        self.totals = RankTotals()
+        batch = parse_policy(policy).batch(context)
+        self.scheduler = Scheduler(0, config, K_MAX, batch, cost, Asker(context), 512, self.totals)
+        self.num_requests = 0
+
+    def add(self, request: Any) -> None:
+        k = request.sampling_params.extra_args["simmoe_k"]
+        view = RequestView(request.request_id, request.arrival_time, request.num_prompt_tokens, 0, k)
+        self.scheduler.add(SimRequest(self.num_requests, view, request.max_tokens, k, 0, ()))
+        self.num_requests += 1
+
+
+def live_step(scheduler: Any, output: Any) -> dict[str, Any]:
+    """Return what vLLM decided, from its own output.
+
+    vLLM queues a preempted request even if its last token is on its way, and drops it when that is in; the simulator
+    never queues it.
+    """
+    ks = scheduler.request_ks
+    waiting = sum(r.num_output_tokens + min(r.num_stale_output_tokens, 1) < r.max_tokens for r in scheduler.waiting)
+    return {
+        "tokens": sum(output.num_scheduled_tokens.values()),
+        "qos_slots": sum(ks[name] * count for name, count in output.num_scheduled_tokens.items()),
+        "k_exec": output.simmoe_k,
+        "running": len(scheduler.running),
+        "waiting": waiting,
+        "free_blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+        "num_plans": scheduler.num_plans,
+    }
+
+
+def sim_step(twin: Twin, step: Any) -> dict[str, Any]:
+    return {
+        "tokens": step.num_prefill_tokens + step.num_decode_seqs,
+        "qos_slots": step.qos_slots,
+        "k_exec": step.k_exec,
+        "running": step.num_running,
+        "waiting": step.num_waiting,
+        "free_blocks": twin.scheduler.pool.num_free_blocks,
+        "num_plans": twin.totals.num_plans,
+    }
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_step_is_the_simulators(tmp_path: Path, policy: str, asynchronous: bool) -> None:
+    """Random arrivals on an engine so small that tokens, seats and blocks all bind and requests are preempted."""
+    from tests.live.schedulers import BLOCK_SIZE, Pipeline, make_request, make_scheduler
+
+    name = "AsyncPolicyScheduler" if asynchronous else "PolicyScheduler"
+    config = EngineConfig(
+        max_num_batched_tokens=64, max_num_seqs=6, block_size=BLOCK_SIZE, num_gpu_blocks=NUM_BLOCKS,
+        async_scheduling=asynchronous,
+    )  # fmt: skip
+    scheduler = make_scheduler(
+        tmp_path, NUM_BLOCKS, scheduler_cls=f"simmoe.live.engine.policy_host.{name}", max_num_batched_tokens=64,
+        max_num_seqs=6, max_model_len=1000,
+        additional_config={"simmoe_policy": {"policy": policy, "profile": DEFAULT_PROFILE}},
+    )  # fmt: skip
+    scheduler.views.wall_offset_s = 0.0
+    preemptions = 0
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        preemptions += compare(scheduler, Twin(policy, config), Pipeline(scheduler), make_request, rng, asynchronous)
+    assert preemptions > 10
+
+
+def compare(scheduler: Any, twin: Twin, pipeline: Any, make_request: Any, rng: Any, asynchronous: bool) -> int:
+    """Run both to the end on one workload; return how many preemptions there were."""
+    arrivals = np.cumsum(rng.exponential(0.7, 40))
+    left = [
+        make_request(f"{i:03d}", *map(int, rng.integers(1, 200, 2)), int(rng.integers(1, K_MAX + 1)), float(t))
+        for i, t in enumerate(arrivals)
+    ]
+    plans_before, index = scheduler.num_plans, 0
+    composed: list[int | None] = []
+    now_s = 0.0
+    scheduler.clock = lambda: now_s
+    preempted = 0
+    for _ in range(20_000):
+        if not left and not scheduler.has_requests() and not composed:
+            break
+        while left and left[0].arrival_time <= now_s:
+            request = left.pop(0)
+            scheduler.add_request(request)
+            twin.add(request)
+        if scheduler.has_requests():
+            output = pipeline.schedule()
+            preempted += len(output.preempted_req_ids or ())
+            step = twin.scheduler.compose(now_s)
+            assert (step is None) == (not output.num_scheduled_tokens)
+            if step is not None:
+                live = live_step(scheduler, output)
+                live["num_plans"] -= plans_before
+                assert live == sim_step(twin, step), (index, now_s)
+                index += 1
+            composed.append(None if step is None else step.index)
+            if asynchronous and len(composed) < 2 and (step is not None or scheduler.has_requests()):
+                continue
+        if composed:
+            pipeline.deliver()
+            finished = composed.pop(0)
+            if finished is not None:
+                twin.scheduler.finish(finished)
+            twin.scheduler.check_integrity()
+        now_s += float(rng.exponential(0.1))
+    assert not scheduler.requests and not twin.scheduler.running
+    assert preempted == twin.totals.num_preemptions
+    return preempted
