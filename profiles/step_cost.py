@@ -65,6 +65,8 @@ class ProfileStepCost:
         self._largest_captured = self._prefill.largest_captured
         self._k_first, self._k_last = self._prefill.ks[0], self._prefill.ks[-1]
         self._lines: dict[tuple[int, int], DecodeLine] = {}
+        # (decode sequences, k) -> device seconds of their step alone, and seconds a KV token adds.
+        self._alone: dict[tuple[int, int], tuple[float, float]] = {}
         self._outside: dict[str, set[tuple[int, int]]] = {}
 
     def step_s(self, shape: StepShape, /) -> float:
@@ -86,7 +88,10 @@ class ProfileStepCost:
         device_s += self._pair_s * pairs + self._prefill_seq_s * prompts
         if decodes:
             device_s += self._mixed_seq_s * decodes + self._mixed_kv_s * kv_tokens
-            alone_s = self._decode.seconds(decodes, k) + self._per_kv_token_s(decodes) * kv_tokens
+            alone = self._alone.get((decodes, k))
+            if alone is None:
+                alone = self._alone[decodes, k] = self._decode.seconds(decodes, k), self._per_kv_token_s(decodes)
+            alone_s = alone[0] + alone[1] * kv_tokens
             if alone_s > device_s:
                 device_s = alone_s
         grid = self._prefill
