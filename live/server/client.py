@@ -1,0 +1,246 @@
+"""HTTP/1.1 with clients: requests in, answers and event streams out, as little as possible done a chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import httptools
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024
+IDLE_TIMEOUT_S = 75.0
+"""How long a connection may stay without a complete request."""
+
+_MAX_PIPELINED = 8
+_REASONS = {
+    200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
+    408: "Request Timeout", 413: "Content Too Large", 429: "Too Many Requests",
+    431: "Request Header Fields Too Large", 500: "Internal Server Error", 502: "Bad Gateway",
+    503: "Service Unavailable",
+}  # fmt: skip
+
+
+class Request(NamedTuple):
+    """One complete request."""
+
+    method: str
+    path: str
+    """Without the query."""
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+
+
+class Listener:
+    """What an exchange in progress wants to hear of its client; the default is nothing."""
+
+    def client_gone(self) -> None:
+        """The connection was lost."""
+
+    def client_slow(self, is_slow: bool) -> None:
+        """The client's buffer is full, or has room again."""
+
+
+_NOBODY = Listener()
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's connection; exchanges follow one another on it.
+
+    Args:
+        handle: called with each request and the connection to answer it on, once the one before is answered.
+        connections: the server's open connections; this one adds and removes itself.
+    """
+
+    def __init__(self, handle: Callable[[Request, ClientConnection], None], connections: set[ClientConnection]) -> None:
+        self.listener: Listener = _NOBODY
+        self.is_gone = False
+        self.closes = False
+        """Whether the connection is closed after the answer in progress."""
+        self._handle = handle
+        self._connections = connections
+        self._parser = httptools.HttpRequestParser(self)
+        self._requests: deque[tuple[Request, bool, bool]] = deque()
+        self._is_busy = self._is_chunked = self._is_paused = False
+        self._new_message()
+
+    # ------------------------------------------------------------------------------------------------------- answers
+
+    def respond(
+        self,
+        status: int,
+        content: bytes | Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> None:
+        """Answer the request in progress, whole."""
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        if not self.is_gone:
+            head = self._head(status, content_type, {**(headers or {}), "content-length": str(len(body))})
+            self._transport.write(head + body)
+        self._next()
+
+    def start_stream(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        """Begin an answer of unknown length."""
+        if not self.is_gone:
+            framing = {"transfer-encoding": "chunked"} if self._is_chunked else {}
+            self._transport.write(self._head(status, content_type, {**headers, "cache-control": "no-cache", **framing}))
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the answer begun."""
+        if not self.is_gone:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    def end_stream(self) -> None:
+        """End the answer begun."""
+        if not self.is_gone and self._is_chunked:
+            self._transport.write(b"0\r\n\r\n")
+        self._next()
+
+    def close(self) -> None:
+        """Close the connection as soon as nothing is being answered on it."""
+        self.closes = True
+        if not self._is_busy:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection now."""
+        self._transport.abort()
+
+    def _head(self, status: int, content_type: str, headers: Mapping[str, str]) -> bytes:
+        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}", f"content-type: {content_type}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if self.closes:
+            lines.append("connection: close")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+
+    def _next(self) -> None:
+        self.listener = _NOBODY
+        self._is_busy = False
+        if self.is_gone:
+            return
+        if self.closes:
+            self._transport.close()
+            return
+        self._set_timer()
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        if self._requests:
+            self._begin(*self._requests.popleft())
+
+    def _begin(self, request: Request, keep_alive: bool, is_chunked: bool) -> None:
+        self._timer.cancel()
+        self._is_busy, self._is_chunked = True, is_chunked
+        self.closes = self.closes or not keep_alive
+        self._handle(request, self)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is no request, and close: where the next one begins is unknown."""
+        if self._is_busy:
+            self._transport.abort()
+            return
+        self._is_busy = self.closes = True
+        self.respond(status, error_body(status, message))
+
+    # ------------------------------------------------------------------------------------------------ asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._connections.add(self)
+        self._set_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever answers on it."""
+        self.is_gone = True
+        self._connections.discard(self)
+        self._timer.cancel()
+        self._requests.clear()
+        self.listener.client_gone()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and begin the first request that is complete."""
+        if not self._head_done:
+            self._num_head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "this endpoint speaks HTTP/1.1 alone; send no Upgrade header")
+            return
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"not an HTTP/1.1 request: {error}")
+            return
+        if not self._head_done and self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
+        elif self._num_body_bytes > MAX_BODY_BYTES:
+            self._refuse(413, f"the request's body exceeds {MAX_BODY_BYTES} bytes")
+        elif self._requests and not self._is_busy:
+            self._begin(*self._requests.popleft())
+        if len(self._requests) > _MAX_PIPELINED and not self._is_paused and not self.is_gone:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        """Pass on that the client reads more slowly than it is written to."""
+        self.listener.client_slow(True)
+
+    def resume_writing(self) -> None:
+        """Pass on that the client has caught up."""
+        self.listener.client_slow(False)
+
+    def _set_timer(self) -> None:
+        self._timer = self._loop.call_later(IDLE_TIMEOUT_S, self._transport.close)
+
+    # ------------------------------------------------------------------------------------------- httptools' callbacks
+
+    def _new_message(self) -> None:
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+        self._num_head_bytes = self._num_body_bytes = 0
+        self._head_done = False
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header."""
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """Let a client that asks first send its body."""
+        self._head_done = True
+        if self._headers.get("expect", "").lower() == "100-continue" and not self._is_busy:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        """Collect the body."""
+        self._num_body_bytes += len(data)
+        if self._num_body_bytes <= MAX_BODY_BYTES:
+            self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """Queue the request."""
+        path = self._url.partition(b"?")[0].decode("latin-1")
+        if self._num_body_bytes <= MAX_BODY_BYTES:
+            request = Request(self._parser.get_method().decode(), path, self._headers, b"".join(self._body))
+            is_chunked = self._parser.get_http_version() != "1.0"
+            self._requests.append((request, self._parser.should_keep_alive() and is_chunked, is_chunked))
+            self._new_message()
+
+
+def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """Return an error in OpenAI's form, as vLLM answers it."""
+    kind = {
+        400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError", 500: "InternalServerError",
+        502: "BadGatewayError", 503: "ServiceUnavailableError",
+    }.get(status, "InvalidRequestError")  # fmt: skip
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}

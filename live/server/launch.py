@@ -1,0 +1,118 @@
+"""How an engine of a deployment is started: vLLM's arguments, its environment, the card it runs on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from simmoe.errors import UsageError
+from simmoe.live.engine.policy_options import POLICY_KEY
+from simmoe.live.engine.transport import CONFIG_KEY
+from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES
+from simmoe.policies.registry import PolicyChoice
+
+Graphs = Literal["keyed", "default", "none"]
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+def visible_gpus() -> list[str]:
+    """Return the NVIDIA GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+    return [str(i) for i in range(len(list(_GPUS.iterdir())))] if _GPUS.is_dir() else []
+
+
+def read_k_max(model: Path) -> int:
+    """Return the largest budget of a model on disk, its config's ``num_experts_per_tok``.
+
+    Raises:
+        UsageError: no config there, or no MoE.
+    """
+    path = model / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--model '{model}' has no readable config.json: {error}; give a model's folder") from None
+    k_max = config.get("num_experts_per_tok") if isinstance(config, dict) else None
+    if not isinstance(k_max, int) or k_max < 1:
+        raise UsageError(f"'{path}' has no num_experts_per_tok: simmoe serves MoE models")
+    return k_max
+
+
+@dataclass(frozen=True)
+class EngineLaunch:
+    """N engines of one model and one policy."""
+
+    model: Path
+    """Folder of the model."""
+    choice: PolicyChoice
+    k_max: int
+    default_k: int = 0
+    """Budget of a request that names none; 0: ``k_max``."""
+    num_ranks: int = 1
+    profile: str = ""
+    """Step-cost table that T(n, k) comes from."""
+    graphs: Graphs = "keyed"
+    """CUDA graphs: keyed by k at every size up to the token budget, keyed by k at vLLM's default sizes, or none."""
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    record_steps: bool = False
+    decisions: str = ""
+    """Folder to record every view and plan in; empty: none."""
+    further: Sequence[str] = ()
+    """Further arguments of ``vllm serve``, as they are; they win over the ones above."""
+
+    def check_devices(self) -> None:
+        """Make sure that every engine gets a card of its own, where there are cards.
+
+        Raises:
+            UsageError: more engines than cards.
+        """
+        gpus = visible_gpus()
+        if gpus and self.num_ranks > len(gpus):
+            raise UsageError(f"--replicas is {self.num_ranks}; this machine shows {len(gpus)} GPU(s), one a replica")
+
+    def arguments(self, rank: int) -> list[str]:
+        """Return the arguments of ``vllm serve`` for one engine, the model left out."""
+        is_gpu = bool(visible_gpus())
+        is_async = is_gpu and "--no-async-scheduling" not in self.further
+        scheduler = f"simmoe.live.engine.policy_host.{'Async' * is_async}PolicyScheduler"
+        budgets: dict[str, Any] = {"default_k": self.default_k or self.k_max, "record_steps": self.record_steps}
+        arguments = ["--scheduler-cls", scheduler, "--no-enable-prefix-caching"]
+        if is_gpu and self.graphs != "none":
+            budgets["captured_ks"] = sorted({*(k for k in CAPTURED_KS if k < self.k_max), self.k_max})
+            if self.graphs == "keyed":
+                limit = self.max_num_batched_tokens or CAPTURED_SIZES[-1]
+                sizes = [size for size in CAPTURED_SIZES if size <= limit]
+                graphs = {"cudagraph_capture_sizes": sizes, "max_cudagraph_capture_size": sizes[-1]}
+                arguments += ["--compilation-config", json.dumps(graphs)]
+        else:
+            arguments.append("--enforce-eager")
+        policy: dict[str, Any] = {"policy": self.choice.batch_part.text, "profile": self.profile}
+        policy |= {"num_ranks": self.num_ranks, "dp_rank": rank}
+        if self.decisions:
+            policy["decisions"] = str(Path(self.decisions) / f"decisions-rank{rank}.jsonl")
+        arguments += ["--additional-config", json.dumps({CONFIG_KEY: budgets, POLICY_KEY: policy})]
+        if self.max_num_seqs is not None:
+            arguments += ["--max-num-seqs", str(self.max_num_seqs)]
+        if self.max_num_batched_tokens is not None:
+            arguments += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
+        return [*arguments, *self.further]
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return the environment of one engine's process."""
+        return {**os.environ, **self._device(rank)}
+
+    def _device(self, rank: int) -> Mapping[str, str]:
+        gpus = visible_gpus()
+        if gpus:
+            return {"CUDA_VISIBLE_DEVICES": gpus[rank]}
+        # several engines share the cores: none of them may pin its threads, or all pin the same ones
+        threads = max(1, len(os.sched_getaffinity(0)) // self.num_ranks)
+        return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}

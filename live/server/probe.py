@@ -1,0 +1,72 @@
+"""Asking an engine's server how it is: by simmoe's endpoint where it has one, else vLLM's ``/health`` and ``/metrics``."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from simmoe.live.server.dispatch import Counts
+from simmoe.live.server.state import STATE_PATH
+from simmoe.live.server.upstream import Address, fetch
+
+_GAUGES = {
+    "vllm:num_requests_waiting": "num_waiting",
+    "vllm:num_requests_running": "num_running",
+    "vllm:kv_cache_usage_perc": "kv_used",
+}
+_SAMPLE = re.compile(r"^([a-z_:]+)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
+
+
+class Answer(NamedTuple):
+    """What an engine's server said."""
+
+    is_healthy: bool
+    counts: Counts
+    facts: dict[str, Any]
+    """The engine's limits, from simmoe's own endpoint; empty from any other server."""
+
+
+class Prober:
+    """Asks one server; finds out by itself which way it can be asked."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._has_state: bool | None = None
+
+    async def ask(self, timeout_s: float) -> Answer:
+        """Return the server's answer.
+
+        Raises:
+            OSError: it did not answer; ConnectionRefusedError, ConnectionResetError and FileNotFoundError mean that
+                nobody is there, TimeoutError that nobody answered in time.
+        """
+        if self._has_state is not False:
+            status, body = await fetch(self._address, STATE_PATH, timeout_s)
+            if status == 200:
+                self._has_state = True
+                facts = json.loads(body)
+                counts = Counts(facts.pop("num_waiting"), facts.pop("num_running"), facts.pop("kv_used"))
+                return Answer(facts.pop("healthy"), counts, facts)
+            if self._has_state:
+                return Answer(False, Counts(), {})
+            self._has_state = False
+        status, _ = await fetch(self._address, "/health", timeout_s)
+        if status != 200:
+            return Answer(False, Counts(), {})
+        status, body = await fetch(self._address, "/metrics", timeout_s)
+        return Answer(True, parse_metrics(body.decode("utf-8", "replace")) if status == 200 else Counts(), {})
+
+
+def parse_metrics(text: str) -> Counts:
+    """Return the counts in vLLM's Prometheus exposition; what it does not name is 0.
+
+    >>> parse_metrics('vllm:num_requests_running{engine="0",model_name="m"} 3.0')
+    Counts(num_waiting=0, num_running=3, kv_used=0.0)
+    """
+    found: dict[str, list[float]] = {}
+    for name, value in _SAMPLE.findall(text):
+        if name in _GAUGES:
+            found.setdefault(_GAUGES[name], []).append(float(value))
+    kv_used = found.get("kv_used", [0.0])
+    return Counts(int(sum(found.get("num_waiting", ()))), int(sum(found.get("num_running", ()))), max(kv_used))

@@ -1,0 +1,234 @@
+"""One engine behind the endpoint: watched ten times a second; started, and started again, where it is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from simmoe.errors import LiveError
+from simmoe.live.server.dispatch import Dispatcher
+from simmoe.live.server.exchange import Exchange
+from simmoe.live.server.probe import Answer, Prober
+from simmoe.live.server.upstream import Address
+
+PUBLISH_INTERVAL_S = 0.1
+UNRESPONSIVE_S = 0.75
+"""An engine's server that leaves a question unanswered for this long gets no new request."""
+
+HUNG_S = 10.0
+"""One that is silent for this long is dead."""
+
+STOP_S = 20.0
+"""How long an engine may take to stop when asked."""
+
+_MAX_BACKOFF_S = 30.0
+_NOBODY_THERE = (ConnectionRefusedError, ConnectionResetError, BrokenPipeError, FileNotFoundError)
+
+log = logging.getLogger(__name__)
+
+State = Literal["starting", "up", "unresponsive", "down"]
+
+
+class Replica:
+    """An engine's server somewhere else: watched, never started.
+
+    Args:
+        rank: its ``dp_rank``.
+        address: where it listens.
+    """
+
+    def __init__(self, rank: int, address: Address) -> None:
+        self.rank = rank
+        self.address = address
+        self.state: State = "starting"
+        self.exchanges: set[Exchange] = set()
+        """What it answers now."""
+        self.facts: dict[str, Any] = {}
+        """Its limits, see :func:`simmoe.live.server.state.engine_state`."""
+        self.first_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once it has been up; its exception says why it never will be."""
+        self.dispatcher: Dispatcher | None = None
+        """Told of its counts."""
+        self.on_change: Callable[[Replica, str], None] = lambda replica, why: None
+        """Called when it comes up or stops taking requests, with the reason."""
+        self._prober = Prober(address)
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            self._left(await self._watch())
+            await self._pause(PUBLISH_INTERVAL_S)
+
+    def suspect(self) -> None:
+        """Look now: a request was lost."""
+        self._wake.set()
+
+    async def is_well(self) -> bool:
+        """Return whether the engine answers and says it is well."""
+        try:
+            return (await self._prober.ask(UNRESPONSIVE_S)).is_healthy
+        except OSError:
+            return False
+
+    async def stop(self) -> None:
+        """Stop the engine, if it is ours."""
+
+    async def _watch(self) -> str:
+        """Publish the engine's counts until it is dead; return why it is thought to be."""
+        heard_s = time.monotonic()
+        while True:
+            self._wake.clear()
+            mark = self.dispatcher.mark(self.rank) if self.dispatcher else 0
+            try:
+                answer = await self._prober.ask(UNRESPONSIVE_S)
+            except _NOBODY_THERE as error:
+                return f"nobody answers at {self.address} ({type(error).__name__})"
+            except OSError as error:  # no answer in time, or no way to ask: no proof of anything
+                silent_s = time.monotonic() - heard_s
+                if silent_s >= HUNG_S:
+                    return f"silent for {silent_s:.0f} s"
+                if silent_s >= UNRESPONSIVE_S and self.state == "up":
+                    self._set("unresponsive", f"no answer for {silent_s:.1f} s ({type(error).__name__})")
+            else:
+                if not answer.is_healthy:
+                    return "its server says that the engine is dead"
+                heard_s = time.monotonic()
+                self._heard(answer, mark)
+            await self._pause(PUBLISH_INTERVAL_S)
+
+    def _heard(self, answer: Answer, mark: int) -> None:
+        self.facts = answer.facts
+        if self.dispatcher:
+            self.dispatcher.publish(self.rank, answer.counts, mark, time.monotonic())
+        if self.state != "up":
+            self._set("up", "it answers")
+        if not self.first_up.done():
+            self.first_up.set_result(None)
+
+    def _left(self, why: str) -> None:
+        """Note that the engine is dead: what it still answered is lost."""
+        if self.state != "down":
+            self._set("down", why)
+        if self.dispatcher:
+            self.dispatcher.forget(self.rank)
+        for exchange in list(self.exchanges):
+            exchange.abort()
+
+    def _set(self, state: State, why: str) -> None:
+        self.state = state
+        self.on_change(self, why)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+
+
+class LocalReplica(Replica):
+    """An engine's server started here, in a process group of its own; a dead one is started again.
+
+    Args:
+        rank: its ``dp_rank``.
+        address: where it will listen.
+        command: starts it.
+        environment: its variables.
+        log_path: takes its output.
+    """
+
+    def __init__(
+        self, rank: int, address: Address, command: Sequence[str], environment: Mapping[str, str], log_path: Path
+    ) -> None:
+        super().__init__(rank, address)
+        self.num_starts = 0
+        self.pid: int | None = None
+        self._command = command
+        self._environment = environment
+        self._log_path = log_path
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> None:
+        """Keep an engine running until cancelled."""
+        backoff_s = 0.0
+        while True:
+            began_s = time.monotonic()
+            why = await self._live()
+            was_up = self.state in ("up", "unresponsive")
+            self._left(why)
+            if not self.first_up.done():
+                self.first_up.set_exception(LiveError(f"replica {self.rank} did not start: {why}{self._last_line()}"))
+                return
+            # at once after a life that was one, ever more slowly after lives that were none
+            backoff_s = 0.0 if was_up and time.monotonic() - began_s > 60 else min(_MAX_BACKOFF_S, 2 * backoff_s + 0.5)
+            await asyncio.sleep(backoff_s if self.num_starts > 1 else 0)
+
+    async def stop(self) -> None:
+        """Ask the engine to stop; kill it if it does not."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_S)
+        except TimeoutError:
+            log.warning("replica %d did not stop within %.0f s and is killed", self.rank, STOP_S)
+        self._kill()
+        await process.wait()
+
+    async def _live(self) -> str:
+        """Start the engine, wait until it answers, watch it until it is dead, and return why."""
+        if self.address.uds:
+            Path(self.address.uds).unlink(missing_ok=True)
+        self.num_starts += 1
+        with self._log_path.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env=dict(self._environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._process, self.pid = process, process.pid
+        if self.state != "starting":
+            self._set("starting", f"start {self.num_starts}, process {process.pid}")
+        exit_task = asyncio.ensure_future(process.wait())
+        watch_task = asyncio.ensure_future(self._start_and_watch())
+        try:
+            await asyncio.wait((exit_task, watch_task), return_when=asyncio.FIRST_COMPLETED)
+            if exit_task.done():
+                code = exit_task.result()
+                return f"its process was killed by signal {-code}" if code < 0 else f"its process exited with {code}"
+            return watch_task.result()
+        finally:
+            watch_task.cancel()
+            exit_task.cancel()
+            if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                self._kill()
+                await process.wait()
+
+    async def _start_and_watch(self) -> str:
+        while True:  # loading a model takes as long as it takes; a process that ends is noticed by its exit
+            with contextlib.suppress(OSError):
+                if (await self._prober.ask(UNRESPONSIVE_S)).is_healthy:
+                    return await self._watch()
+            await asyncio.sleep(PUBLISH_INTERVAL_S)
+
+    def _kill(self) -> None:
+        """Kill the process and all it started: an orphaned engine core would keep the GPU's memory."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _last_line(self) -> str:
+        """Return the last lines of the log that say what went wrong, as part of a message."""
+        lines = self._log_path.read_text(errors="replace").strip().splitlines()[-200:]
+        errors = [line for line in lines if "Error" in line] or lines[-1:]
+        return f" ({errors[-1].strip()[-300:]}); see '{self._log_path}'" if errors else ""

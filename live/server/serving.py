@@ -1,0 +1,204 @@
+"""A deployment from start to stop: engines up, endpoint open, requests drained, engines down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simmoe.errors import LiveError, OutputError, PolicyError
+from simmoe.live.server.budgets import Budgets
+from simmoe.live.server.dispatch import Dispatcher
+from simmoe.live.server.launch import EngineLaunch
+from simmoe.live.server.replica import LocalReplica, Replica
+from simmoe.live.server.router import Router, RouterOptions
+from simmoe.live.server.upstream import Address
+from simmoe.policies.protocols import PolicyContext
+from simmoe.policies.registry import PolicyChoice
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What to serve, and how."""
+
+    choice: PolicyChoice
+    prefill_s: Callable[[int, int], float]
+    """T(n, k), for a route policy that asks."""
+    options: RouterOptions
+    launch: EngineLaunch | None = None
+    """Engines to start; None: those at ``urls``."""
+    urls: Sequence[str] = ()
+    k_max: int | None = None
+    """Largest budget, for engines at URLs that do not tell."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free one."""
+    log_dir: Path | None = None
+    """Where the engines' output goes; None: a temporary folder, kept if one of them fails to start."""
+    drain_timeout_s: float = 600.0
+    """How long requests in progress may take after SIGTERM."""
+    on_ready: Callable[[str], None] = lambda text: None
+    """Called with one line once requests are taken."""
+    on_policy_error: Callable[[PolicyError], None] = lambda error: None
+
+
+def serve(serving: Serving) -> int:
+    """Serve until SIGTERM or SIGINT; a second one ends what is still in progress. Return the exit code.
+
+    Raises:
+        LiveError: an engine does not start, or tells no budgets.
+        OutputError: the address cannot be listened on.
+        UsageError, PolicyError: the policy cannot be built for the deployment.
+    """
+    import uvloop
+
+    _raise_file_limit()
+    with _runtime_folder(serving.log_dir) as (sockets, logs), asyncio.Runner(loop_factory=uvloop.new_event_loop) as run:
+        return run.run(_serve(serving, sockets, logs))
+
+
+async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
+    stops: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stops.put_nowait, number.name)
+    replicas = _make_replicas(serving, sockets, logs)
+    watching = [asyncio.create_task(replica.run()) for replica in replicas]
+    try:
+        stopped = asyncio.create_task(stops.get())
+        up = asyncio.gather(*(replica.first_up for replica in replicas))
+        await asyncio.wait((stopped, up), return_when=asyncio.FIRST_COMPLETED)
+        if stopped.done():
+            return 0
+        await up
+        router = _make_router(serving, replicas)
+        server = await _listen(serving, router)
+        port = server.sockets[0].getsockname()[1]
+        where = f"[{serving.host}]" if ":" in serving.host else serving.host
+        serving.on_ready(f"http://{where}:{port}")
+        await stopped
+        return await _drain(serving, router, server, stops)
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        await asyncio.gather(*(replica.stop() for replica in replicas))
+
+
+async def _drain(serving: Serving, router: Router, server: asyncio.Server, stops: asyncio.Queue[str]) -> int:
+    """Finish what is in progress; return 0, or 1 if some of it was cut off."""
+    log.info("stopping: no new requests; those in progress are finished")
+    drained = asyncio.create_task(router.drain())
+    again = asyncio.create_task(stops.get())
+    await asyncio.wait((drained, again), timeout=serving.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    is_drained = drained.done()
+    if not is_drained:
+        log.warning("requests in progress are cut off")
+        for connection in list(router.connections):
+            connection.abort()
+    await drained
+    again.cancel()
+    server.close()
+    return 0 if is_drained else 1
+
+
+def _make_replicas(serving: Serving, sockets: Path, logs: Path) -> list[Replica]:
+    launch = serving.launch
+    if launch is None:
+        return [Replica(rank, Address.parse(url)) for rank, url in enumerate(serving.urls)]
+    replicas: list[Replica] = []
+    for rank in range(launch.num_ranks):
+        uds = str(sockets / f"replica{rank}.sock")
+        program = [sys.executable, "-m", "simmoe.live.server.engine_process", str(launch.model), "--uds", uds]
+        program += ["--middleware", "simmoe.live.server.state.StateEndpoint", *launch.arguments(rank)]
+        environment = {**launch.environment(rank), "VLLM_API_KEY": ""}
+        replicas.append(LocalReplica(rank, Address("", uds=uds), program, environment, logs / f"replica{rank}.log"))
+    return replicas
+
+
+def _make_router(serving: Serving, replicas: Sequence[Replica]) -> Router:
+    facts = next((replica.facts for replica in replicas if replica.facts), {})
+    k_max = facts.get("k_max", serving.k_max)
+    if k_max is None:
+        raise LiveError("the engines do not tell their largest budget; give --k-max")
+    dispatcher = Dispatcher(serving.choice, _context(serving, facts, k_max, len(replicas)))
+    budgets = Budgets(k_max=k_max, default_k=facts.get("default_k", k_max))
+    router = Router(replicas, dispatcher, budgets, serving.options, serving.on_policy_error)
+
+    def on_change(replica: Replica, why: str) -> None:
+        level = logging.WARNING if replica.state in ("down", "unresponsive") else logging.INFO
+        log.log(level, "replica %d is %s: %s", replica.rank, replica.state, why)
+        if replica.state == "down":
+            router.metrics.deaths.labels(replica.rank).inc()
+        dispatcher.set_up([other.rank for other in replicas if other.state == "up"])
+        if dispatcher.fallback_reason:
+            log.warning("least 4 W + R routes until more replicas are up: %s", dispatcher.fallback_reason)
+
+    for replica in replicas:
+        replica.dispatcher = dispatcher
+        replica.on_change = on_change
+    dispatcher.set_up([replica.rank for replica in replicas if replica.state == "up"])
+    return router
+
+
+def _context(serving: Serving, facts: dict[str, Any], k_max: int, num_ranks: int) -> PolicyContext:
+    return PolicyContext(
+        prefill_s=serving.prefill_s,
+        k_min=1,
+        k_max=k_max,
+        num_ranks=num_ranks,
+        max_num_seqs=facts.get("max_num_seqs", 1024),
+        max_num_batched_tokens=facts.get("max_num_batched_tokens", 8192),
+        enable_chunked_prefill=facts.get("enable_chunked_prefill", True),
+    )
+
+
+async def _listen(serving: Serving, router: Router) -> asyncio.Server:
+    try:
+        return await asyncio.get_running_loop().create_server(
+            router.make_connection, serving.host, serving.port, backlog=2048
+        )
+    except OSError as error:
+        raise OutputError(f"cannot listen on {serving.host}:{serving.port}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _runtime_folder(log_dir: Path | None) -> Iterator[tuple[Path, Path]]:
+    """Yield a private folder for sockets, and the folder of the logs."""
+    if log_dir is not None:
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot create --log-dir '{log_dir}': {error.strerror}") from None
+    folder = Path(tempfile.mkdtemp(prefix="simmoe-serve-"))
+    is_kept = False
+    try:
+        yield folder, log_dir or folder
+    except LiveError:
+        is_kept = log_dir is None
+        raise
+    finally:
+        for path in folder.iterdir():
+            if not (is_kept and path.suffix == ".log"):
+                path.unlink(missing_ok=True)
+        if not is_kept:
+            folder.rmdir()
+
+
+def _raise_file_limit() -> None:
+    """Allow as many open connections as this process may have: a stream needs two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 1 << 20) if hard != resource.RLIM_INFINITY else 1 << 20
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

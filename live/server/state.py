@@ -1,0 +1,107 @@
+"""Inside a replica's API server: ``GET /simmoe/state``, its counts and limits, at the cost of a dictionary.
+
+vLLM loads :class:`StateEndpoint` by ``--middleware simmoe.live.server.state.StateEndpoint``. Scraping ``/metrics`` ten
+times a second would render every histogram each time, on the event loop that serves requests.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+STATE_PATH = "/simmoe/state"
+STEPS_PATH = "/simmoe/steps"
+
+
+class EngineCounts:
+    """Counts of one engine, fresh with every step: a stat logger of vLLM's ``AsyncLLM``."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.num_running = 0
+        self.kv_used = 0.0
+
+    @classmethod
+    def of(cls, engine: Any) -> EngineCounts:
+        """Attach to an ``AsyncLLM``; the same counts when called again.
+
+        Raises:
+            LiveError: the engine keeps no statistics.
+        """
+        from simmoe.errors import LiveError
+
+        manager = engine.logger_manager
+        if manager is None:
+            raise LiveError("the engine keeps no statistics, which routing needs; leave --disable-log-stats away")
+        for logger in manager.stat_loggers:
+            if isinstance(logger, cls):
+                return logger
+        counts = cls(engine)
+        manager.stat_loggers.append(counts)
+        return counts
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests the front end has taken and the engine does not run."""
+        return max(0, self._engine.output_processor.get_num_unfinished_requests() - self.num_running)
+
+    def record(self, scheduler_stats: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Take in a step's statistics."""
+        if scheduler_stats is not None:
+            self.num_running = scheduler_stats.num_running_reqs
+            self.kv_used = scheduler_stats.kv_cache_usage
+
+    def __getattr__(self, name: str) -> Any:
+        """Ignore whatever else a stat logger may be told."""
+        if name.startswith(("log", "record")):
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+
+def engine_state(engine: Any) -> dict[str, Any]:
+    """Return what the router wants to know of an ``AsyncLLM``, as plain data."""
+    from simmoe.live.engine.transport import EngineOptions
+
+    config, counts = engine.vllm_config, EngineCounts.of(engine)
+    options = EngineOptions.of(config)
+    return {
+        "healthy": not engine.errored,
+        "num_waiting": counts.num_waiting,
+        "num_running": counts.num_running,
+        "kv_used": counts.kv_used,
+        "k_max": options.k_max,
+        "default_k": options.default_k,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "enable_chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
+        "enable_prefix_caching": bool(config.cache_config.enable_prefix_caching),
+        "async_scheduling": bool(config.scheduler_config.async_scheduling),
+        "block_size": config.cache_config.block_size,
+        "num_gpu_blocks": config.cache_config.num_gpu_blocks,
+        "vocab_size": config.model_config.get_vocab_size(),
+        "max_model_len": config.model_config.max_model_len,
+        "monotonic_s": time.monotonic(),
+    }
+
+
+class StateEndpoint:
+    """ASGI middleware that answers simmoe's own paths and passes every other one on."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer, or pass on."""
+        path = scope.get("path") if scope["type"] == "http" else None
+        if path not in (STATE_PATH, STEPS_PATH):
+            await self._app(scope, receive, send)
+            return
+        engine = scope["app"].state.engine_client
+        answer: Any = engine_state(engine)
+        if path == STEPS_PATH:
+            answer["steps"] = await engine.engine_core.call_utility_async("simmoe_scheduler", "drain_steps", [])
+        body = json.dumps(answer).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})

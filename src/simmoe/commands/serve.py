@@ -1,0 +1,159 @@
+"""``simmoe serve``: N engines behind one OpenAI-compatible endpoint that hosts a route policy."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from simmoe.commands.evidence import save_evidence
+from simmoe.errors import MissingDependency, PolicyError, UsageError
+from simmoe.policies.registry import PolicyChoice, parse_parts, parse_policy
+from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+
+_LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
+
+
+@click.command()
+@click.option("--model", metavar="DIR", help="Folder of the model the engines load.")
+@click.option("--replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Engines, one a GPU.")
+@click.option("--url", "urls", multiple=True, metavar="URL", help="An engine that runs elsewhere, instead of --model.")
+@click.option(
+    "--policy", default="queue-aware", show_default=True, metavar="POLICY", help="See 'simmoe policies list'."
+)
+@click.option("--profile", default=DEFAULT_PROFILE, show_default=True, help="Step-cost profile T(n, k) comes from.")
+@click.option("--default-k", type=int, help="Budget of a request that names none.  [default: the largest]")
+@click.option("--k-max", type=int, help="Largest budget, where engines at --url do not tell.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one.")
+@click.option(
+    "--api-key", "api_keys", multiple=True, metavar="KEY", help="Clients must bring one of these; or VLLM_API_KEY."
+)
+@click.option(
+    "--max-inflight", type=click.IntRange(min=1), help="Requests in flight, then 429.  [default: 2048 a replica]"
+)
+@click.option("--graphs", type=click.Choice(("keyed", "default", "none")), default="keyed", show_default=True)
+@click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
+@click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
+@click.option("--drain-timeout-s", type=float, default=600.0, show_default=True, help="Longest drain after SIGTERM.")
+@click.option("--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Where the engines' output goes.")
+@click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
+def serve(
+    model: str | None,
+    replicas: int,
+    urls: Sequence[str],
+    policy: str,
+    profile: str,
+    default_k: int | None,
+    k_max: int | None,
+    host: str,
+    port: int,
+    api_keys: Sequence[str],
+    max_inflight: int | None,
+    graphs: str,
+    max_num_seqs: int | None,
+    max_num_batched_tokens: int | None,
+    drain_timeout_s: float,
+    log_dir: Path | None,
+    vllm_arguments: Sequence[str],
+) -> int:
+    """Serve a model with a routing budget a request.
+
+    Arguments after '--' go to every engine's 'vllm serve' as they are.
+    """
+    if bool(model) == bool(urls):
+        raise UsageError("give --model DIR for engines started here, or --url URL for engines that run elsewhere")
+    if urls and (vllm_arguments or default_k is not None):
+        what = "--default-k" if default_k is not None else f"'{vllm_arguments[0]}'"
+        raise UsageError(f"{what} is for engines started here; those at --url have their own")
+    choice = parse_policy(policy)
+    if urls and any(part.kind == "batch" for part in parse_parts(policy)):
+        raise UsageError(f"'{choice.batch_name}' is a batch policy, which engines at --url have of their own")
+    if choice.clairvoyant:
+        raise UsageError(f"policy '{policy}' is clairvoyant: it needs output lengths, which nobody knows here")
+    require_server_packages(needs_vllm=model is not None)
+
+    from simmoe.live.server.launch import EngineLaunch, read_k_max
+    from simmoe.live.server.router import RouterOptions
+    from simmoe.live.server.serving import Serving
+    from simmoe.live.server.serving import serve as run_server
+
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
+    launch = None
+    if model is not None:
+        folder = Path(model)
+        largest = read_k_max(folder)
+        check_default_k(default_k, largest)
+        launch = EngineLaunch(
+            model=folder,
+            choice=choice,
+            k_max=largest,
+            default_k=default_k or 0,
+            num_ranks=replicas,
+            profile=profile,
+            graphs=graphs,  # type: ignore[arg-type]
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            further=vllm_arguments,
+        )
+        launch.check_devices()
+    num_ranks = replicas if launch else len(urls)
+    keys = list(api_keys) or [key for key in (os.environ.get("VLLM_API_KEY"),) if key]
+    serving = Serving(
+        choice=choice,
+        prefill_s=load_profile(profile).cost().prefill_s,
+        options=RouterOptions(max_inflight=max_inflight or 2048 * num_ranks, api_keys=keys),
+        launch=launch,
+        urls=urls,
+        k_max=k_max,
+        host=host,
+        port=port,
+        log_dir=log_dir,
+        drain_timeout_s=drain_timeout_s,
+        on_ready=lambda url: click.echo(f"serving {model or ', '.join(urls)} at {url}/v1 ({_text(num_ranks, choice)})"),
+        on_policy_error=_PolicyErrors(),
+    )
+    return run_server(serving)
+
+
+def require_server_packages(*, needs_vllm: bool) -> None:
+    """Make sure that what the server imports is installed.
+
+    Raises:
+        MissingDependency: it is not.
+    """
+    if needs_vllm and find_spec("vllm") is None:
+        raise MissingDependency("engines need vLLM: pip install 'simmoe[live]', or 'simmoe[live-cpu]' for the CPU")
+    for package in ("httptools", "uvloop", "prometheus_client"):
+        if find_spec(package) is None:
+            raise MissingDependency(f"the server needs {package}: pip install 'simmoe[serve]' (vLLM brings it too)")
+
+
+def check_default_k(default_k: int | None, k_max: int) -> None:
+    """Make sure that a default budget is one of the model's.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if default_k is not None and not 1 <= default_k <= k_max:
+        raise UsageError(f"--default-k is {default_k}; this model takes 1 to {k_max}")
+
+
+class _PolicyErrors:
+    """Logs each failure of the route policy, and saves the call of the first."""
+
+    def __init__(self) -> None:
+        self._is_saved = False
+
+    def __call__(self, error: PolicyError) -> None:
+        told = error if self._is_saved else save_evidence(error, None)
+        self._is_saved = True
+        logging.getLogger(__name__).error("%s", told)
+
+
+def _text(num_ranks: int, choice: PolicyChoice) -> str:
+    return f"{num_ranks} replica{'s' * (num_ranks > 1)}, {choice.text}"
