@@ -1,4 +1,4 @@
-"""Asking an engine's server how it is: by simmoe's endpoint where it has one, else vLLM's ``/health`` and ``/metrics``."""
+"""Asking an engine's server how it is: simmoe's endpoint where it has one, else vLLM's ``/health``, ``/metrics``."""
 
 from __future__ import annotations
 

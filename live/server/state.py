@@ -44,7 +44,7 @@ class EngineCounts:
     @property
     def num_waiting(self) -> int:
         """Requests the front end has taken and the engine does not run."""
-        return max(0, self._engine.output_processor.get_num_unfinished_requests() - self.num_running)
+        return max(0, int(self._engine.output_processor.get_num_unfinished_requests()) - self.num_running)
 
     def record(self, scheduler_stats: Any = None, *args: Any, **kwargs: Any) -> None:
         """Take in a step's statistics."""
