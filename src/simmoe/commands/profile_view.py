@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from simmoe.errors import OutputError
@@ -53,17 +55,19 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
     scheduling = "asynchronous" if async_scheduling else "synchronous"
     yield _grid(
         f"{profile.label}: T(n, k) of prompt tokens, ms a step ({scheduling} scheduling)",
-        "n tokens",
+        "tokens",
         table.prefill.ks,
         {size: [cost.prefill_s(size, k) for k in table.prefill.ks] for size in table.prefill.sizes},
     )
     yield _grid(
         f"{profile.label}: decode at {CONTEXT_TOKENS:,} KV tokens a sequence, ms a step ({scheduling} scheduling)",
-        "sequences",
+        "seqs",
         table.decode.ks,
         {size: [cost.step_s(_decode_shape(size, k)) for k in table.decode.ks] for size in table.decode.sizes},
     )
-    terms = Table("term", "value", title=f"{profile.label}: terms beside the grids", title_justify="left")
+    terms = Table(
+        "term", "value", title=f"{profile.label}: terms beside the grids", title_justify="left", box=SIMPLE_HEAD
+    )
     for name, value in table.attention._asdict().items():
         terms.add_row(name, f"{value:.4g}")
     per_kv_token = " ".join(f"{value:.4g} ({size:,})" for size, value in table.decode_kv)
@@ -81,7 +85,7 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
 
 def residual_table(residuals: Sequence[Mapping[str, Any]]) -> Table:
     """Return the fit's relative errors, one row a group of samples."""
-    rows = Table(title="predicted / measured - 1", title_justify="left")
+    rows = Table(title="predicted / measured - 1", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("steps", "clock", "samples"):
         rows.add_column(name)
     for name in ("number", "bias", "median |error|", "p95 |error|"):
@@ -147,16 +151,22 @@ def _decode_shape(num_seqs: int, k: int) -> StepShape:
 
 
 def _grid(title: str, size_name: str, ks: Sequence[int], seconds: Mapping[int, Sequence[float]]) -> Table:
-    rows = Table(title=title, title_justify="left")
-    rows.add_column(size_name, justify="right")
-    for k in ks:
-        rows.add_column(f"k={k}", justify="right")
-    for size, values in seconds.items():
-        rows.add_row(f"{size:,}", *(f"{value * 1e3:.2f}" for value in values))
+    rows = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in (size_name, *(f"k={k}" for k in ks)):
+        rows.add_column(name, justify="right", no_wrap=True)
+    shown = [(size, [f"{value * 1e3:.2f}" for value in values]) for size, values in seconds.items()]
+    for values, group in groupby(shown, key=lambda row: row[1]):
+        sizes = [f"{size:,}" for size, _ in group]
+        rows.add_row(sizes[0] if len(sizes) == 1 else f"{sizes[0]}..{sizes[-1]}", *values)
     return rows
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, dict) and any(isinstance(item, dict) for item in value.values()):
+        return ", ".join(
+            f"{key} ({len(item)} in the table file)" if isinstance(item, dict) else f"{key} {_plain(item)}"
+            for key, item in value.items()
+        )
     if isinstance(value, dict):
         return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
