@@ -36,6 +36,7 @@ def measure_samples(model: str, split: int, raw: Path, *, eager: bool) -> None:
     from simmoe.live.measure.run import PROBE_BATCHES, write_reference
 
     name, published = _published(model)
+    command = f"simmoe profile measure --model {name} --split {split}{' --eager' if eager else ''}"
     config = split_config(published, split)
     k_max = int(config["num_experts_per_tok"])
     ks = tuple(sorted({*(k for k in CAPTURED_KS if k < k_max), k_max}))
@@ -43,6 +44,7 @@ def measure_samples(model: str, split: int, raw: Path, *, eager: bool) -> None:
         model=raw.with_suffix(".model"),
         captured_sizes=() if eager else CAPTURED_SIZES,
         captured_ks=() if eager else ks,
+        overrides={"moe_backend": "triton"},
     )
     write_model(config, setup.model, setup.max_model_len)
     reference = raw.with_suffix(".reference.npz")
@@ -59,6 +61,7 @@ def measure_samples(model: str, split: int, raw: Path, *, eager: bool) -> None:
                 plan=default_plan(CAPTURED_SIZES, ks, setup.max_num_seqs, 4096),
                 out=raw,
                 reference=reference,
+                command=command,
             ),
             lambda what, done, total: progress.update(task, description=what, completed=done, total=total),
         )
