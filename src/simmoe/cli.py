@@ -19,10 +19,15 @@ from simmoe.errors import SimmoeError, UsageError, did_you_mean
 #: name -> ("module:attribute", one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("simmoe.commands.sweep:sweep", "Rates x policies x seeds: which policy, at which load."),
+    "search": ("simmoe.commands.search:search", "The highest rate at which latency objectives hold; tuning."),
     "run": ("simmoe.commands.run:run", "Simulate one workload under one policy and write its run record."),
     "traces": ("simmoe.commands.traces:traces", "List, describe, fetch and convert request traces."),
     "policies": ("simmoe.commands.policies:policies", "List policies; check one against the protocol."),
     "profile": ("simmoe.commands.profile:profile", "Measure, show and plot step-cost tables T(n, k)."),
+    "serve": ("simmoe.commands.serve:serve", "Serve a model with a routing budget a request: N engines, one endpoint."),
+    "live": ("simmoe.commands.live:live", "Replay a workload against live engines and write its run record."),
+    "refactor": ("simmoe.commands.refactor:refactor", "Split a checkpoint's experts and rebuild its gate."),
+    "eval": ("simmoe.commands.eval:eval_", "Perplexity or downstream tasks of a checkpoint at any budget."),
 }
 
 # numpy's BLAS starts a thread a core and lets them spin for a while; nothing here multiplies matrices that large.

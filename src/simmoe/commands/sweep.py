@@ -19,6 +19,7 @@ from simmoe.commands.deployment_options import (
     take_slo,
 )
 from simmoe.commands.notes import describe_profile, describe_trace
+from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, parse_choices
 from simmoe.commands.sweeping.executor import Executor
 from simmoe.commands.sweeping.executor_options import executor_options, take_executor
 from simmoe.commands.sweeping.progress import open_progress
@@ -27,11 +28,9 @@ from simmoe.commands.sweeping.store import SweepStore
 from simmoe.commands.sweeping.study import Study, conduct
 from simmoe.commands.workload_options import spec_from_options, workload_options
 from simmoe.errors import UsageError
-from simmoe.policies.registry import PolicyChoice, parse_policy
+from simmoe.policies.registry import PolicyChoice
 from simmoe.traces.build import build_workload
 
-DEFAULT_POLICIES = ("fixed-k", "fifo", "tiers", "lanes")
-BASELINE = "fifo"
 #: Enough that arrivals last several times as long as a request stays: fewer, and the run is all filling and draining.
 DEFAULT_REQUESTS = 4096
 
@@ -60,7 +59,7 @@ def sweep(rates: str | None, policies: tuple[str, ...], seeds: int, out: str | N
     executor = take_executor(options)
     deployment = resolve_deployment(take_deployment(options))
     spec = spec_from_options(deployment.config.k_max, **options)
-    choices = _choices(policies or DEFAULT_POLICIES)
+    choices = parse_choices(policies or DEFAULT_POLICIES)
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}; it must be at least 1 (5 or more for intervals worth having)")
     # One workload is built here so that a fault of the trace shows before any work, and workers inherit the file.
@@ -68,7 +67,7 @@ def sweep(rates: str | None, policies: tuple[str, ...], seeds: int, out: str | N
     study = Study(
         workload=spec,
         policies=tuple(choices),
-        baseline=_baseline(choices),
+        baseline=baseline_of(choices),
         rates=_parse_rates(rates),
         num_seeds=seeds,
         profile=deployment.profile_name,
@@ -99,16 +98,12 @@ def _run(
     from simmoe.commands.sweeping.tables import print_tables
 
     with SweepStore(folder, study.inputs()) as store:
-        progress = open_progress()
+        progress = open_progress("sweep")
         try:
             result = conduct(study, store, executor, progress)
         except KeyboardInterrupt:
             progress.close()
-            click.echo(
-                f"simmoe: interrupted; {store.num_cells()} finished cells are kept in '{folder}': "
-                f"repeat the command to resume",
-                err=True,
-            )
+            click.echo(store.interrupted(), err=True)
             return 130
         finally:
             progress.close()
@@ -127,23 +122,6 @@ def _run(
         click.echo(f"note: the profile was asked outside its measured grid and extrapolated: {cells}", err=True)
     click.echo(f"Files: {', '.join(str(path) for path in paths)}")
     return 0
-
-
-def _choices(texts: tuple[str, ...]) -> dict[str, PolicyChoice]:
-    """Parse policies, by the text they were given as; every name must mean another policy."""
-    choices: dict[str, PolicyChoice] = {}
-    for text in texts:
-        choice = parse_policy(text)
-        for other, known in choices.items():
-            if known.text == choice.text:
-                raise UsageError(f"--policy '{text}' is the same policy as '{other}' ({choice.text}); give it once")
-        choices[text.strip()] = choice
-    return choices
-
-
-def _baseline(choices: dict[str, PolicyChoice]) -> str:
-    baseline = parse_policy(BASELINE).text
-    return next((name for name, choice in choices.items() if choice.text == baseline), next(iter(choices)))
 
 
 def _parse_rates(text: str | None) -> tuple[float, ...] | None:

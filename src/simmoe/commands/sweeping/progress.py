@@ -34,8 +34,9 @@ class Progress(Protocol):
 class LineProgress:
     """A line at each tenth of the way, no more than one a second."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, command: str) -> None:
         self._stream = stream
+        self._command = command
         self._phase = ""
         self._total = 0
         self._done = 0
@@ -46,6 +47,7 @@ class LineProgress:
     def start(self, phase: str, total: int) -> None:
         """Note the phase."""
         self._phase, self._total = phase, total
+        self._told = 10 * self._done // max(total, 1)
 
     def advance(self, cells: int, resumed: bool = False) -> None:
         """Print a line if there is news."""
@@ -58,9 +60,9 @@ class LineProgress:
         ):
             self._told, self._last = tenth, now
             resumed_note = f", {self._resumed} of them from an earlier run" if self._resumed else ""
-            elapsed = now - self._began
+            done = f"{self._done}/{self._total} cells{resumed_note}, {now - self._began:.1f} s"
             print(
-                f"simmoe sweep: {self._phase}: {self._done}/{self._total} cells{resumed_note}, {elapsed:.1f} s",
+                f"simmoe {self._command}: {self._phase}: {done}",
                 file=self._stream,
                 flush=True,
             )
@@ -116,6 +118,6 @@ class BarProgress:
         self._bar.stop()
 
 
-def open_progress() -> Progress:
-    """Return a bar on a terminal, else lines."""
-    return BarProgress() if sys.stderr.isatty() else LineProgress(sys.stderr)
+def open_progress(command: str) -> Progress:
+    """Return a bar on a terminal, else lines that begin with the command's name."""
+    return BarProgress() if sys.stderr.isatty() else LineProgress(sys.stderr, command)

@@ -1,4 +1,4 @@
-"""The folder of a sweep: claimed by one sweep, one small file a finished cell, so a killed sweep resumes."""
+"""The folder of a sweep or a search: claimed by one, one small file a finished cell, so a killed one resumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INPUTS = "inputs.json"
 
 
 class SweepStore:
-    """The results of one sweep on disk, open for the length of a ``with`` block.
+    """The results of one sweep, or of what ``what`` names, on disk; open for the length of a ``with`` block.
 
     ``inputs.json`` says which sweep the folder belongs to and is locked while one runs; ``cells/`` has one file a
     finished cell, named by its content address and written in one rename.
@@ -28,8 +28,9 @@ class SweepStore:
         OutputError: the folder cannot be written, is not a sweep's, holds another sweep, or one is running there.
     """
 
-    def __init__(self, folder: Path, inputs: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, inputs: Mapping[str, Any], what: str = "sweep") -> None:
         self.folder = folder
+        self.what = what
         self._cells = folder / "cells"
         self._content = (json.dumps(inputs, indent=2, sort_keys=True) + "\n").encode()
 
@@ -37,7 +38,7 @@ class SweepStore:
         if self.folder.is_file():
             raise OutputError(f"'{self.folder}' is a file, not a folder; choose another --out")
         if self.folder.is_dir() and not (self.folder / INPUTS).exists() and any(self.folder.iterdir()):
-            raise OutputError(f"'{self.folder}' is not empty and holds no sweep; choose another --out")
+            raise OutputError(f"'{self.folder}' is not empty and holds no {self.what}; choose another --out")
         try:
             self._cells.mkdir(parents=True, exist_ok=True)
             # Unbuffered and kept open: the lock lasts as long as this very handle, and dies with the process.
@@ -73,6 +74,13 @@ class SweepStore:
         content = {"inputs": inputs, "metrics": plain, "extrapolated": result.extrapolated}
         self.write(f"cells/{key}.json", (json.dumps(content, allow_nan=False) + "\n").encode())
 
+    def interrupted(self) -> str:
+        """Say what Ctrl-C leaves behind."""
+        return (
+            f"simmoe: interrupted; {self.num_cells()} finished cells are kept in '{self.folder}': "
+            f"repeat the command to resume"
+        )
+
     def num_cells(self) -> int:
         """Return how many finished cells are kept."""
         return sum(1 for _ in self._cells.glob("*.json"))
@@ -93,7 +101,7 @@ class SweepStore:
             fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise OutputError(
-                f"another sweep is at work in '{self.folder}'; wait for it or choose another --out"
+                f"another {self.what} is at work in '{self.folder}'; wait for it or choose another --out"
             ) from None
         self._handle.seek(0)
         found = self._handle.read()
@@ -104,7 +112,7 @@ class SweepStore:
                 raise self._unwritable(error) from error
         elif found != self._content:
             raise OutputError(
-                f"'{self.folder}' holds another sweep{_difference(found, self._content)}; choose another --out"
+                f"'{self.folder}' holds another {self.what}{_difference(found, self._content)}; choose another --out"
             )
 
     def _unwritable(self, error: OSError) -> OutputError:

@@ -1,0 +1,94 @@
+"""What to vary of a policy: ``window=0..8``, ``cooldown_s=0.1..10:log``, ``adaptive=true|false``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from simmoe.errors import UsageError, did_you_mean
+from simmoe.policies.parameters import Parameter, Value, parameters_of
+from simmoe.policies.registry import PolicyPart, parse_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values one parameter may take."""
+
+    name: str
+    text: str
+    """As given, after the equals sign."""
+    choices: tuple[Value, ...] = ()
+    """The values, for a list; else empty."""
+    low: float = 0.0
+    """Least value, inclusive."""
+    high: float = 0.0
+    """Largest value, inclusive."""
+    log: bool = False
+    """Whether equal ratios, not equal differences, matter equally."""
+    whole: bool = False
+    """Whether only whole numbers will do."""
+
+    def rounded(self, value: Value) -> Value:
+        """Return a value as the policy is given it: numbers to four significant digits."""
+        return float(f"{value:.4g}") if isinstance(value, float) and not self.choices else value
+
+
+class Variation:
+    """A policy whose parameters vary.
+
+    Args:
+        policy: as parse_policy takes it.
+        texts: one ``NAME=VALUES`` a parameter.
+    Raises:
+        UsageError: a parameter the policy has not, or values that are none of its type.
+    """
+
+    def __init__(self, policy: str, texts: Sequence[str]) -> None:
+        self.policy = policy
+        self._parts = parse_parts(policy)
+        declared = [(part, parameters_of(part.load(), part.name)) for part in self._parts]
+        self._part_of: dict[str, PolicyPart] = {}
+        self.ranges: list[Range] = []
+        for text in texts:
+            name, equals, values = (word.strip() for word in text.partition("="))
+            owners = [(part, parameters[name]) for part, parameters in declared if name in parameters]
+            if not equals or not values:
+                raise UsageError(f"--vary '{text}' is no range; write NAME=LOW..HIGH or NAME=A|B|C")
+            if not owners:
+                hint = did_you_mean(name, [name for _, parameters in declared for name in parameters])
+                raise UsageError(f"--vary {name}: policy '{policy}' has no such parameter{hint}")
+            if len(owners) > 1:
+                raise UsageError(f"--vary {name}: both policies of '{policy}' have that parameter; vary one policy")
+            if name in self._part_of:
+                raise UsageError(f"--vary {name} is given twice; give it once")
+            part, parameter = owners[0]
+            self._part_of[name] = part
+            self.ranges.append(_parse_range(values, parameter, policy))
+
+    def text(self, values: Mapping[str, Value]) -> str:
+        """Return the policy with these values for the parameters that vary."""
+        parts = []
+        for part in self._parts:
+            given = dict(part.given) | {name: value for name, value in values.items() if self._part_of[name] is part}
+            parts.append(replace(part, given=tuple(given.items())).text)
+        return "+".join(parts)
+
+
+def _parse_range(text: str, parameter: Parameter, policy: str) -> Range:
+    name = parameter.name
+    if ".." not in text:
+        choices = tuple(parameter.parse(word.strip(), policy) for word in text.split("|"))
+        if len(set(choices)) < 2:
+            raise UsageError(f"--vary {name}={text} leaves no choice; write NAME=LOW..HIGH or NAME=A|B|C")
+        return Range(name, text, choices)
+    if parameter.kind not in (int, float):
+        raise UsageError(f"--vary {name}={text}: {name} is no number; list its values as in NAME=A|B")
+    bounds, colon, scale = text.partition(":")
+    if colon and scale != "log":
+        raise UsageError(f"--vary {name}={text}: '{scale}' is no scale; write :log or nothing")
+    low, high = (parameter.parse(word.strip(), policy) for word in bounds.split("..", 1))
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)) or not low < high < float("inf"):
+        raise UsageError(f"--vary {name}={text}: the bounds must be finite numbers, the lower one first")
+    if colon and low <= 0:
+        raise UsageError(f"--vary {name}={text}: a log scale needs bounds above 0")
+    return Range(name, text, (), float(low), float(high), bool(colon), parameter.kind is int)

@@ -1,0 +1,35 @@
+"""The policies a sweep or a search compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from simmoe.errors import UsageError
+from simmoe.policies.registry import PolicyChoice, parse_policy
+
+DEFAULT_POLICIES = ("fixed-k", "fifo", "tiers", "lanes")
+
+#: vLLM+K, which others are compared with where it is among them.
+BASELINE = "fifo"
+
+
+def parse_choices(texts: Iterable[str]) -> dict[str, PolicyChoice]:
+    """Parse policies, by the text they were given as; every name must mean another policy.
+
+    Raises:
+        UsageError, PolicyError: as parse_policy, or a policy is given twice.
+    """
+    choices: dict[str, PolicyChoice] = {}
+    for text in texts:
+        choice = parse_policy(text)
+        for other, known in choices.items():
+            if known.text == choice.text:
+                raise UsageError(f"--policy '{text}' is the same policy as '{other}' ({choice.text}); give it once")
+        choices[text.strip()] = choice
+    return choices
+
+
+def baseline_of(choices: Mapping[str, PolicyChoice]) -> str:
+    """Return the name of the policy that others are compared with: vLLM+K, else the first."""
+    baseline = parse_policy(BASELINE).text
+    return next((name for name, choice in choices.items() if choice.text == baseline), next(iter(choices)))
