@@ -1,4 +1,4 @@
-"""``python -m simmoe.live.server.engine_process ARGS``: ``vllm serve ARGS``, asked to stop when its parent dies."""
+"""``python -m simmoe.live.server.engine_process ARGS``: vLLM's API server, asked to stop when its parent dies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ def main() -> None:
     """Tie this process to its parent (Linux), and become vLLM's server."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    from vllm.entrypoints.cli.main import main as vllm_main
+    from vllm.entrypoints.launchers.api_server.entry import main as serve
 
-    sys.argv = ["vllm", "serve", *sys.argv[1:]]
-    vllm_main()
+    serve()
 
 
 if __name__ == "__main__":

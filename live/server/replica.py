@@ -173,12 +173,13 @@ class LocalReplica(Replica):
         process = self._process
         if process is None or process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_S)
-        except TimeoutError:
-            log.warning("replica %d did not stop within %.0f s and is killed", self.rank, STOP_S)
+        if self.state != "starting":  # an engine that is not ready has nothing to finish, and may not listen to signals
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), STOP_S)
+            except TimeoutError:
+                log.warning("replica %d did not stop within %.0f s and is killed", self.rank, STOP_S)
         self._kill()
         await process.wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
@@ -19,6 +20,7 @@ from simmoe.live.server.dispatch import Dispatcher
 from simmoe.live.server.exchange import Exchange, Outcome
 from simmoe.live.server.metrics import CONTENT_TYPE, RouterMetrics
 from simmoe.live.server.replica import Replica
+from simmoe.live.server.state import STEPS_PATH
 from simmoe.live.server.upstream import fetch
 from simmoe.policies.views import RequestView
 
@@ -27,6 +29,7 @@ MAX_ATTEMPTS = 4
 """How many engines a request is tried on before it gets a 502."""
 
 RETRY_AFTER_S = 1
+_GUARDED = ("/v1", STEPS_PATH)
 _PASSED_HEADERS = ("authorization", "x-request-id", "traceparent", "tracestate")
 _FETCH_TIMEOUT_S = 5.0
 
@@ -91,8 +94,11 @@ class Router:
     # ------------------------------------------------------------------------------------------------------- dispatch
 
     def _handle(self, request: Request, client: ClientConnection) -> None:
-        if request.path.startswith("/v1") and request.method != "OPTIONS" and not self._is_authorised(request):
+        is_guarded = request.path.startswith(_GUARDED) and request.method != "OPTIONS"
+        if is_guarded and not self._is_authorised(request):
             client.respond(401, {"error": "Unauthorized"})
+        elif request.path == STEPS_PATH and request.method == "POST":
+            self._start(self._answer_steps(client))
         elif request.path in ROUTED_PATHS:
             if request.method == "POST":
                 self._start(self._complete(request, client))
@@ -249,6 +255,16 @@ class Router:
                 client.respond(404, error_body(404, f"no model '{wanted}'", "model"))
             return
         client.respond(503, error_body(503, "no replica is up"), {"retry-after": str(RETRY_AFTER_S)})
+
+    async def _answer_steps(self, client: ClientConnection) -> None:
+        """Hand out every engine's facts, and its steps since the last time; an engine that does not tell is left out."""
+        ranks: dict[str, object] = {}
+        for rank in list(self._dispatcher.up):
+            with contextlib.suppress(OSError, ValueError):
+                status, body = await fetch(self._replicas[rank].address, STEPS_PATH, _FETCH_TIMEOUT_S, method="POST")
+                if status == 200:
+                    ranks[str(rank)] = json.loads(body)
+        client.respond(200, {"ranks": ranks})
 
     async def _answer_replica_metrics(self, request: Request, client: ClientConnection) -> None:
         """Pass an engine's own metrics on: a local engine listens on no port."""

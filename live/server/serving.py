@@ -119,8 +119,8 @@ def _make_replicas(serving: Serving, sockets: Path, logs: Path) -> list[Replica]
     replicas: list[Replica] = []
     for rank in range(launch.num_ranks):
         uds = str(sockets / f"replica{rank}.sock")
-        program = [sys.executable, "-m", "simmoe.live.server.engine_process", str(launch.model), "--uds", uds]
-        program += ["--middleware", "simmoe.live.server.state.StateEndpoint", *launch.arguments(rank)]
+        program = [sys.executable, "-m", "simmoe.live.server.engine_process", "--model", str(launch.model)]
+        program += ["--uds", uds, "--middleware", "simmoe.live.server.state.StateEndpoint", *launch.arguments(rank)]
         environment = {**launch.environment(rank), "VLLM_API_KEY": ""}
         replicas.append(LocalReplica(rank, Address("", uds=uds), program, environment, logs / f"replica{rank}.log"))
     return replicas

@@ -39,6 +39,7 @@ _LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
 @click.option("--graphs", type=click.Choice(("keyed", "default", "none")), default="keyed", show_default=True)
 @click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
+@click.option("--record-steps", is_flag=True, help="Engines keep their steps until 'simmoe live run --url' takes them.")
 @click.option("--drain-timeout-s", type=float, default=600.0, show_default=True, help="Longest drain after SIGTERM.")
 @click.option("--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Where the engines' output goes.")
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
@@ -57,6 +58,7 @@ def serve(
     graphs: str,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
+    record_steps: bool,
     drain_timeout_s: float,
     log_dir: Path | None,
     vllm_arguments: Sequence[str],
@@ -98,6 +100,7 @@ def serve(
             graphs=graphs,  # type: ignore[arg-type]
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            record_steps=record_steps,
             further=vllm_arguments,
         )
         launch.check_devices()

@@ -1,0 +1,155 @@
+"""Requests over HTTP, to ``simmoe serve``, vLLM, or anything that speaks OpenAI's completions."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from simmoe.errors import LiveError
+from simmoe.live.driving.life import Life
+from simmoe.live.engine.steps import StepRecord
+from simmoe.live.engine.transport import K_ARG
+from simmoe.live.server.state import STEPS_PATH
+from simmoe.live.server.upstream import Address, connect, fetch
+
+_TIMEOUT_S = 10.0
+_REJECTIONS = (400, 401, 404, 413, 422, 429, 503)
+
+
+class _Answer:
+    """A streamed completion, read as it comes."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._rest = b""
+        self._num_chunks = 0
+        self.status = 0
+        self.content = b""
+        self.error = ""
+        self.is_done = False
+
+    def head(self, status: int, headers: dict[str, str]) -> None:
+        """Note status and rank."""
+        self.status = status
+        rank = headers.get("x-simmoe-rank", "0")
+        self._life.dp_rank = int(rank) if rank.isdigit() else 0
+
+    def body(self, data: bytes) -> None:
+        """Note times and counts of the events that are whole."""
+        if self.status != 200:
+            self.content += data
+            return
+        now_s = time.monotonic()
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            payload = event.removeprefix(b"data: ")
+            if payload == b"[DONE]":
+                self.is_done = True
+                continue
+            chunk = json.loads(payload)
+            if "error" in chunk:
+                self.error = str(chunk["error"].get("message", chunk["error"]))
+                continue
+            if chunk.get("choices"):
+                self._num_chunks += 1
+                if self._num_chunks == 1:
+                    self._life.first_token_s = now_s
+                self._life.finished_s = now_s
+            usage = chunk.get("usage")
+            self._life.output_tokens = usage["completion_tokens"] if usage else self._num_chunks
+
+
+class Endpoint:
+    """An OpenAI endpoint.
+
+    Args:
+        url: with or without ``/v1``.
+        model: as the endpoint names it.
+        api_key: sent along; empty: none.
+    """
+
+    def __init__(self, url: str, model: str, api_key: str = "") -> None:
+        self._address = Address.parse(url)
+        self._model = model
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def send(self, life: Life, prompt: list[int], output_tokens: int, k: int) -> None:
+        """Send one request and read its answer."""
+        body = {
+            "model": self._model, "prompt": prompt, "max_tokens": output_tokens, "min_tokens": output_tokens,
+            "ignore_eos": True, "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
+            "vllm_xargs": {K_ARG: k},
+        }  # fmt: skip
+        answer = _Answer(life)
+        request = self._address.request("POST", "/v1/completions", self._headers, json.dumps(body).encode())
+        connection = await connect(self._address, request, answer)
+        try:
+            is_complete = await connection.done
+        finally:
+            connection.abort()
+        life.dispatched_s = life.sent_s
+        if answer.status in _REJECTIONS:
+            life.dp_rank = -1
+            life.end("rejected", _message(answer.content))
+        elif not is_complete or answer.status != 200 or answer.error or not answer.is_done:
+            reason = answer.error or _message(answer.content) or "the connection was lost"
+            life.end("failed", reason)
+        elif life.output_tokens != output_tokens:
+            life.end("failed", f"{life.output_tokens} tokens came where {output_tokens} were asked for")
+        else:
+            life.end("finished")
+
+    async def models(self) -> list[dict[str, Any]]:
+        """Return the endpoint's models.
+
+        Raises:
+            LiveError: it does not answer, or not with models.
+        """
+        try:
+            status, body = await fetch(self._address, "/v1/models", _TIMEOUT_S, self._headers)
+        except OSError as error:
+            raise LiveError(f"nobody answers at {self._address}: {error}") from None
+        if status != 200:
+            raise LiveError(f"{self._address} answers /v1/models with {status}: {_message(body)}")
+        return list(json.loads(body)["data"])
+
+    async def drain(self) -> dict[int, tuple[dict[str, Any], list[StepRecord]]]:
+        """Return each engine's facts and its steps since the last call, on this machine's monotonic clock.
+
+        Empty from an endpoint that is no ``simmoe serve``; without steps from one that does not record them.
+        """
+        asked_s = time.monotonic()
+        try:
+            status, body = await fetch(self._address, STEPS_PATH, _TIMEOUT_S, self._headers, "POST")
+        except OSError:
+            return {}
+        if status != 200:
+            return {}
+        heard_s = time.monotonic()
+        drained: dict[int, tuple[dict[str, Any], list[StepRecord]]] = {}
+        for rank, facts in json.loads(body)["ranks"].items():
+            # on this machine the clocks are one; on another one theirs is read in the middle of the question
+            offset_s = (asked_s + heard_s) / 2 - facts.pop("monotonic_s")
+            if abs(offset_s) <= heard_s - asked_s:
+                offset_s = 0.0
+            steps = [_shifted(StepRecord(*row), offset_s) for row in facts.pop("steps")]
+            drained[int(rank)] = facts, steps
+        return drained
+
+
+def _shifted(step: StepRecord, offset_s: float) -> StepRecord:
+    return step._replace(
+        schedule_start_s=step.schedule_start_s + offset_s,
+        schedule_end_s=step.schedule_end_s + offset_s,
+        output_s=step.output_s + offset_s,
+        update_end_s=step.update_end_s + offset_s,
+    )
+
+
+def _message(content: bytes) -> str:
+    try:
+        error = json.loads(content)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return content[:200].decode("utf-8", "replace")

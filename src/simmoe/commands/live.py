@@ -1,0 +1,190 @@
+"""``simmoe live run``: a workload against live engines, its summary on stdout and its record in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from simmoe.analysis.metrics import summarise
+from simmoe.commands.deployment_options import slo_options, take_slo
+from simmoe.commands.notes import describe_trace, versions
+from simmoe.commands.record_folder import record_folder
+from simmoe.commands.run_summary import format_summary
+from simmoe.commands.serve import check_default_k, require_server_packages
+from simmoe.commands.workload_options import spec_from_options, workload_options
+from simmoe.errors import LiveError, UsageError
+from simmoe.policies.registry import PolicyChoice, parse_policy
+from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+from simmoe.records import write_record
+from simmoe.simulator.result import RankTotals
+from simmoe.traces.build import build_workload
+
+if TYPE_CHECKING:
+    from simmoe.live.driving.live_run import LiveResult
+
+#: Lines of the summary that only steps can tell.
+_FROM_STEPS = ("budget k", "busy", "KV")
+
+
+@click.group()
+def live() -> None:
+    """Drive live engines."""
+
+
+@live.command()
+@workload_options(one_run=True)
+@click.option("--model", metavar="DIR", help="Folder of the model; engines start in this process.")
+@click.option("--replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Engines, one a GPU.")
+@click.option("--url", metavar="URL", help="An OpenAI endpoint, instead of --model: 'simmoe serve', vLLM.")
+@click.option("--served-model", default="", metavar="NAME", help="Model name at --url.  [default: its first]")
+@click.option("--api-key", default="", metavar="KEY", help="For --url; or VLLM_API_KEY.")
+@click.option("--vocab-size", type=int, default=32000, show_default=True, help="Where the endpoint does not tell.")
+@click.option("--k-max", type=int, help="Largest budget of the workload with --url.  [default: 32]")
+@click.option("--policy", metavar="POLICY", help="With --model.  [default: fifo+queue-aware]")
+@click.option("--profile", default=DEFAULT_PROFILE, show_default=True, help="Step-cost profile T(n, k) comes from.")
+@click.option("--graphs", type=click.Choice(("keyed", "default", "none")), default="keyed", show_default=True)
+@click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
+@click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
+@click.option("--default-k", type=int, help="Budget of a request that names none.  [default: the largest]")
+@click.option("--record-decisions", is_flag=True, help="Keep every view and plan beside the record, to replay.")
+@slo_options
+@click.option("--out", metavar="DIR", help="Folder of the run record.  [default: print the summary alone]")
+@click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    model: str | None,
+    replicas: int,
+    url: str | None,
+    served_model: str,
+    api_key: str,
+    vocab_size: int,
+    k_max: int | None,
+    policy: str | None,
+    profile: str,
+    graphs: str,
+    max_num_seqs: int | None,
+    max_num_batched_tokens: int | None,
+    default_k: int | None,
+    record_decisions: bool,
+    out: str | None,
+    vllm_arguments: Sequence[str],
+    **options: Any,
+) -> int:
+    """Replay a workload open loop; '--rate inf' sends everything at once.
+
+    Arguments after '--' are arguments of 'vllm serve' for the engines of this process.
+    """
+    if bool(model) == bool(url):
+        raise UsageError("give --model DIR for engines in this process, or --url URL of an endpoint")
+    if url:
+        _refuse_engine_options(vllm_arguments, policy=policy, default_k=default_k, record_decisions=record_decisions)
+    if record_decisions and not out:
+        raise UsageError("--record-decisions needs --out")
+    require_server_packages(needs_vllm=model is not None)
+
+    from simmoe.live.driving.live_run import endpoint_host, engine_host, live_versions, run_live
+    from simmoe.live.measure.engine import CAPTURED_SIZES
+    from simmoe.live.server.launch import EngineLaunch, read_k_max, visible_gpus
+
+    slo = take_slo(options)
+    choice = parse_policy(policy or "fifo")
+    if choice.clairvoyant:
+        raise UsageError(f"policy '{policy}' is clairvoyant: it needs output lengths, which no engine knows")
+    largest = read_k_max(Path(model)) if model else (k_max or 32)
+    check_default_k(default_k, largest)
+    spec = spec_from_options(largest, **options)
+    workload = build_workload(spec)
+    click.echo(describe_trace(workload.source), err=True)
+    launch = None
+    if model:
+        launch = EngineLaunch(
+            model=Path(model),
+            choice=choice,
+            k_max=largest,
+            default_k=default_k or 0,
+            num_ranks=replicas,
+            profile=profile,
+            graphs=graphs,  # type: ignore[arg-type]
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            record_steps=True,
+            decisions=out or "" if record_decisions else "",
+            further=vllm_arguments,
+        )
+        launch.check_devices()
+    with record_folder(out) if out else nullcontext() as folder:
+        manifest: dict[str, Any] = {
+            "kind": "live",
+            "versions": {**versions(), **live_versions()},
+            "workload": {"spec": spec.as_dict(), **workload.source},
+            "config": {"num_ranks": replicas if launch else None, "k_max": largest},
+            "profile": {"name": profile} if launch else None,
+            "policy": _policy(choice) if launch else None,
+            "target": {"model": model} if launch else {"url": url, "model": served_model},
+            "flags": launch.arguments(0) if launch else [],
+            "seed": spec.seed,
+            "slo": asdict(slo),
+        }
+        if launch:
+            key = os.environ.get("VLLM_LOGGING_LEVEL")
+            os.environ["VLLM_LOGGING_LEVEL"] = key or "WARNING"
+            has_graphs = bool(visible_gpus()) and graphs != "none"
+            limit = max_num_batched_tokens or CAPTURED_SIZES[-1]
+            manifest["graph_tokens"] = (512 if graphs == "default" else limit) if has_graphs else 0
+            prefill_s = load_profile(profile).cost().prefill_s
+            host = engine_host(launch, prefill_s, lambda rank: click.echo(f"starting engine {rank}", err=True))
+        else:
+            host = endpoint_host(url or "", served_model, api_key or os.environ.get("VLLM_API_KEY", ""))
+        result = run_live(
+            workload,
+            host,
+            manifest,
+            vocab_size=vocab_size,
+            seed=spec.seed,
+            on_progress=lambda sent, done: click.echo(f"{sent} of {len(workload)} sent, {done} ended", err=True),
+        )
+        if folder:
+            write_record(folder, result.record)
+            click.echo(f"record: {folder}", err=True)
+    title = f"{choice.text}, {replicas} engine(s) of {model}" if launch else f"{url}"
+    _report(title, result, slo)
+    return 0
+
+
+def _report(title: str, result: LiveResult, slo: Any) -> None:
+    """Print the summary, without what is not known or not to be trusted."""
+    record = result.record
+    summary = summarise(record.requests, result.ranks, record.manifest["end_s"], slo)
+    if result.lag.refusal:
+        summary |= {name: float("nan") for name in summary if name.startswith("ttft_")}
+    totals = [RankTotals(**rank) for rank in result.ranks]  # type: ignore[arg-type]
+    hidden = () if record.steps is not None else _FROM_STEPS
+    lines = format_summary(title, summary, totals, slo).splitlines()
+    click.echo("\n".join(line for line in lines if not line.startswith(hidden or "\0")))
+    lag = result.lag
+    click.echo(f"send lag    {1e3 * lag.mean_s:.3f} ms mean, {1e3 * lag.p99_s:.3f} p99, {1e3 * lag.max_s:.3f} most")
+    for reason, count in result.reasons.items():
+        click.echo(f"note: {count} {reason}", err=True)
+    if result.is_interrupted:
+        raise KeyboardInterrupt
+    if lag.refusal:
+        raise LiveError(f"TTFT is not reported: {lag.refusal}; send from a machine with more time to spare")
+
+
+def _policy(choice: PolicyChoice) -> dict[str, Any]:
+    return {"given": choice.text, "parameters": choice.parameters, "files": choice.files, "clairvoyant": False}
+
+
+def _refuse_engine_options(vllm_arguments: Sequence[str], **given: Any) -> None:
+    for name, value in given.items():
+        if value not in (None, False):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for engines of this process; give --model instead of --url"
+            )
+    if vllm_arguments:
+        raise UsageError(f"'{vllm_arguments[0]}' is for engines of this process; give --model instead of --url")
