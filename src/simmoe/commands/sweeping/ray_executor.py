@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ RETRIES = 3
 
 #: Cells handed to the cluster at once, for each of its cores: enough to keep it busy, few enough to abandon quickly.
 CELLS_A_CORE = 4
+
+_ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^:/]+):(?P<port>\d{1,5})")
 
 
 class RayExecutor:
@@ -77,10 +80,13 @@ class RayExecutor:
         if self._address is None:
             options = {"address": "local", "num_cpus": self._jobs, "include_dashboard": False}
         try:
+            if self._address is not None and (where := _ADDRESS.fullmatch(self._address)):
+                # Ray itself tries for minutes to reach what is not there.
+                socket.create_connection((where["host"], int(where["port"])), timeout=10).close()
             self._ray.init(**options, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = "a Ray cluster on this machine" if self._address is None else f"Ray at '{self._address}'"
-            raise SimmoeError(f"cannot use {where}: {' '.join(str(error).split())}") from error
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
+            what = "a Ray cluster on this machine" if self._address is None else f"Ray at '{self._address}'"
+            raise SimmoeError(f"cannot use {what}: {' '.join(str(error).split())}") from error
 
     def _outcome(self, reference: Any) -> Outcome:
         errors = self._ray.exceptions
