@@ -5,9 +5,9 @@ and updates the two groups' token masses from the two neurons' columns alone. A 
 probability exp(-increase / T).
 
 **Units of the temperature.** The published T0 = 100 has none. Here T is in millionths of the expert's total activation
-mass (ppm), the unit of :func:`simmoe.live.refactor.partition.partition_loss` times 1e6. At factor 0.995 the published schedule falls
-from 100 ppm to 0.005 ppm in 2,000 iterations, when a typical single swap moves the loss by 1 to 100 ppm: the remaining
-98,000 iterations are a greedy descent.
+mass (ppm), the unit of :func:`simmoe.live.refactor.partition.partition_loss` times 1e6. At factor 0.995 the published
+schedule falls from 100 ppm to 0.005 ppm in 2,000 iterations, when a typical single swap moves the loss by 1 to 100
+ppm: the remaining 98,000 iterations are a greedy descent.
 """
 
 from __future__ import annotations
@@ -54,18 +54,17 @@ def anneal(
     """Improve partitions; an expert whose annealed partition is no better keeps its start.
 
     Args:
-        activations: [num_experts, rows, width], zero rows where an expert kept fewer tokens. CUDA tensors run on the GPU.
-        start: [num_experts, width] int64 orders.
-        splits: N; divides width.
-        k_drop: as in :func:`drop_coefficients`.
-        seed: of the proposals and acceptances; expert e's stream depends on (seed, e) alone.
+        activations: [num_experts, rows, width], zero rows where an expert kept fewer tokens. CUDA tensors run on the
+        GPU. start: [num_experts, width] int64 orders. splits: N; divides width. k_drop: as in
+        :func:`drop_coefficients`. seed: of the proposals and acceptances; expert e's stream depends on (seed, e)
+        alone.
     Returns:
         [num_experts, width] int64 orders, canonical.
     Raises:
         RefactorError: width is not a multiple of ``splits``.
         MissingDependency: numba (CPU) or triton (GPU) is not installed.
     """
-    num_experts, _, width = activations.shape
+    width = activations.shape[2]
     if width % splits:
         raise RefactorError(f"width {width} is not a multiple of {splits} splits")
     coefficients = drop_coefficients(splits, k_drop)

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints on disk: read a tensor at a time, written shard by shard into a directory that appears whole.
+"""Hugging Face checkpoints on disk: read tensor by tensor, written shard by shard into a directory that appears whole.
 
 A checkpoint is written into a hidden sibling directory and renamed when its index is on disk, so what bears the asked
 name is complete. Memory holds one output shard, never the model.

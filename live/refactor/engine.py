@@ -1,4 +1,4 @@
-"""From a model directory and calibration text to a refactored checkpoint: profile, partition, rebuild the gate, write."""
+"""From a model directory and calibration text to a refactored checkpoint: profile, partition, gate, write."""
 
 from __future__ import annotations
 
@@ -60,11 +60,25 @@ def load_model(path: Path, *, device: str | None = None, dtype: str = "auto", **
     """
     try:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
     except ImportError as error:
         raise MissingDependency("this needs torch and transformers; pip install 'simmoe[refactor]'") from error
+    logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=True, **options)
     return model.to(device).eval()
+
+
+def read_text(path: Path, option: str) -> str:
+    """A UTF-8 text file.
+
+    Raises:
+        RefactorError: it cannot be read; the message names ``option``.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RefactorError(f"{option} {path}: cannot be read as UTF-8 text ({error})") from error
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -91,7 +105,8 @@ def profile_checkpoint(
     tokenizer = load_tokenizer(path)
     source_config = Checkpoint(path).config
     context = min(config.context_tokens, int(source_config.get("max_position_embeddings", config.context_tokens)))
-    batches = calibration_batches(tokenizer, calibration, max_tokens=config.calibration_tokens, context_tokens=context)
+    content = read_text(calibration, "--calibration")
+    batches = calibration_batches(tokenizer, content, max_tokens=config.calibration_tokens, context_tokens=context)
     model = load_model(path, device=device)
     profiles = profile_model(model, batches, tokens_per_expert=config.tokens_per_expert, seed=config.seed)
     say(f"calibration: {sum(batch.numel() for batch in batches)} tokens. {coverage_report(profiles)}")

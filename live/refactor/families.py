@@ -1,8 +1,8 @@
 """The model families that can be refactored, and how a checkpoint of each names and counts its experts.
 
-The three store routed experts one by one under the same tensor names (``model.layers.L.mlp.experts.E.{gate,up,down}_proj``,
-``model.layers.L.mlp.gate``), so a family is a handful of configuration keys. Which layers are MoE layers is read off the
-tensors themselves.
+The three store routed experts one by one under the same tensor names
+(``model.layers.L.mlp.experts.E.{gate,up,down}_proj``, ``model.layers.L.mlp.gate``), so a family is a handful of
+configuration keys. Which layers are MoE layers is read off the tensors themselves.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Gate-only fine-tuning of a linear-gate checkpoint: the language-model loss, every tensor but the router rows frozen.
 
-The budget k is annealed upwards over the run (8 to 24 or 32 sub-experts, learning rate 1e-5, batches of 32 or 64 windows, as
-published), or drawn anew for each micro-batch, which trains every budget alike. Router rows are kept in float32 beside a bf16
-model, since a step of 1e-5 is below bf16's resolution. A state file lets an interrupted run go on where it was, with the
-same windows and the same budgets.
+The budget k is annealed upwards over the run (8 to 24 or 32 sub-experts, learning rate 1e-5, batches of 32 or 64
+windows, as published), or drawn anew for each micro-batch, which trains every budget alike. Router rows are kept in
+float32 beside a bf16 model, since a step of 1e-5 is below bf16's resolution. A state file lets an interrupted run go
+on where it was, with the same windows and the same budgets.
 """
 
 from __future__ import annotations

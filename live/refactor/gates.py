@@ -2,8 +2,8 @@
 
 The complex gate (CG, training-free) keeps the original router over the original experts and, inside each selected
 expert j, takes the ``kappa_j`` sub-experts whose ``r`` gate neurons are most active on average. One vector
-``(kappa_1..kappa_m)``, by the rank of the expert's router weight, serves each budget k. The linear gate (LG) repeats each
-gate row N times and lets the stock router score sub-experts.
+``(kappa_1..kappa_m)``, by the rank of the expert's router weight, serves each budget k. The linear gate (LG) repeats
+each gate row N times and lets the stock router score sub-experts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ALLOCATIONS = ("front-loaded", "proportional", "marginal")
 def co_activation_scores(activations: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """Each neuron's co-activations with the other neurons of its group.
 
-    With B the binary matrix of each token's ``k_a`` largest absolute activations, this is the row sum of ``B^T B`` over the
-    group without its diagonal, computed without forming the matrix.
+    With B the binary matrix of each token's ``k_a`` largest absolute activations, this is the row sum of ``B^T B``
+    over the group without its diagonal, computed without forming the matrix.
 
     Args:
         activations: [rows, width] of one expert, every row a token.
@@ -97,7 +97,7 @@ def calibrate(
         layer_weight = torch.zeros(top_k, dtype=torch.float64)
         layer_count = torch.zeros(top_k, dtype=torch.float64)
         layer_mass = torch.zeros(top_k, splits, dtype=torch.float64)
-        # the reservoirs hold equally many tokens of rare and frequent experts: weight rows back by how many they stand for
+        # reservoirs hold as many tokens of rare experts as of frequent ones: each row counts for those it stands for
         for expert in range(order.shape[0]):
             kept = int(profile.kept[expert])
             if not kept:
@@ -120,7 +120,8 @@ def allocation_table(kind: str, splits: int, top_k: int, calibration: Calibratio
     """The vector kappa of every budget.
 
     ``front-loaded`` fills whole experts by rank; ``proportional`` shares k out by the calibrated router weight (largest
-    remainder, at most N each); ``marginal`` gives each further sub-expert to the rank where it adds the most calibrated mass.
+    remainder, at most N each); ``marginal`` gives each further sub-expert to the rank where it adds the most
+    calibrated mass.
 
     Returns:
         [m * N][m]: entry k - 1 sums to k, each value in 0..N.
@@ -144,7 +145,7 @@ def allocation_table(kind: str, splits: int, top_k: int, calibration: Calibratio
 
 
 def _share_out(k: int, weights: torch.Tensor, splits: int) -> list[int]:
-    """k units in proportion to ``weights``, at most ``splits`` each, largest remainders first, ties to the lower rank."""
+    """k units in proportion to ``weights``, at most ``splits`` each; largest remainders first, then the lower rank."""
     free = list(range(len(weights)))
     share = [0.0] * len(weights)
     left = float(k)

@@ -6,8 +6,9 @@ the original experts, and each ranked expert contributes its ``kappa`` sub-exper
 vector kappa for each budget k = 1..m * N. ``num_experts_per_tok`` is the budget a model starts with; ``set_budget``
 changes it.
 
-Weights: ``mlp.gate.weight`` [E * N, hidden] holds each original router row N times, as the stock architecture's shape wants;
-``mlp.gate_neurons.{gate,up}_proj.weight`` [E * N * r, hidden] are the gate neurons' input weights, sub-expert after sub-expert.
+Weights: ``mlp.gate.weight`` [E * N, hidden] holds each original router row N times, as the stock architecture's shape
+wants; ``mlp.gate_neurons.{gate,up}_proj.weight`` [E * N * r, hidden] are the gate neurons' input weights, sub-expert
+after sub-expert.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 A partition is stored as ``order``, a permutation of the neurons whose n-th block of width / N entries is sub-expert n,
 ascending inside the block.
 
-**The loss.** With ``L[b, n]`` the L1 activation mass of token b in group n, Eq. 4 sums the ``K_drop`` smallest masses of
-each token. Averaged over ``K_drop`` = 1..N-1 that sum is ``sum over pairs i < j of min(L_i, L_j) / (N - 1)``: the r-th
-smallest mass (r = 1..N) is dropped at N - r of the N - 1 values, and is the smaller one of N - r pairs. Losses here are
-divided by the expert's total activation mass, so a loss is the share of mass that is dropped, between 0 and 1, and
-means the same for every expert.
+**The loss.** With ``L[b, n]`` the L1 activation mass of token b in group n, Eq. 4 sums the ``K_drop`` smallest masses
+of each token. Averaged over ``K_drop`` = 1..N-1 that sum is ``sum over pairs i < j of min(L_i, L_j) / (N - 1)``: the
+r-th smallest mass (r = 1..N) is dropped at N - r of the N - 1 values, and is the smaller one of N - r pairs. Losses
+here are divided by the expert's total activation mass, so a loss is the share of mass that is dropped, between 0 and
+1, and means the same for every expert.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The Neuron Activation Profiler: signed activations of each expert's routed tokens, in bounded memory.
 
 Hooks every MoE layer's experts, recomputes the intermediate activation of each routed token
-(``silu(x W_gate) * (x W_up)``, Eq. 1) and keeps a uniform sample of at most ``tokens_per_expert`` tokens an expert: each
-token draws a random key and the largest keys stay, which is reservoir sampling that a batch can do at once. With each kept
-token goes the rank its expert had among the token's selected experts, and the router weight.
+(``silu(x W_gate) * (x W_up)``, Eq. 1) and keeps a uniform sample of at most ``tokens_per_expert`` tokens an expert:
+each token draws a random key and the largest keys stay, which is reservoir sampling that a batch can do at once. With
+each kept token goes the rank its expert had among the token's selected experts, and the router weight.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class _Reservoir:
         counts = torch.bincount(ids.flatten(), minlength=self._experts.num_experts)
         bounds = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).tolist()
         self._seen += counts
-        for expert, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for expert, (begin, end) in enumerate(pairwise(bounds)):
             pairs = order[begin:end]
             pairs = pairs[keys.flatten()[pairs] > self._keys[expert].min()]
             if pairs.numel():
@@ -164,27 +164,23 @@ def profile_model(
 
 
 def calibration_batches(
-    tokenizer: Any, text: Path, *, max_tokens: int, context_tokens: int, batch_tokens: int = 8192
+    tokenizer: Any, content: str, *, max_tokens: int, context_tokens: int, batch_tokens: int = 8192
 ) -> list[torch.Tensor]:
-    """Tokenise a text file into [sequences, context_tokens] batches.
+    """Tokenise text into [sequences, context_tokens] batches.
 
     Args:
         max_tokens: stop after this many tokens.
         context_tokens: window length.
         batch_tokens: tokens a batch.
     Raises:
-        RefactorError: the file cannot be read, or holds less than one window.
+        RefactorError: the text is shorter than one window.
     """
-    try:
-        content = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RefactorError(f"--calibration {text}: cannot be read as UTF-8 text ({error})") from error
     # eight characters a token is more than any tokeniser here needs
     ids = tokenizer(content[: 8 * max_tokens], return_tensors=None, verbose=False)["input_ids"][:max_tokens]
     windows = len(ids) // context_tokens
     if not windows:
         raise RefactorError(
-            f"--calibration {text}: {len(ids)} tokens, less than one window of {context_tokens}; "
+            f"--calibration: {len(ids)} tokens are less than one window of {context_tokens}; "
             "give text of some 100,000 tokens or more"
         )
     rows = torch.tensor(ids[: windows * context_tokens], dtype=torch.int64).view(windows, context_tokens)
@@ -212,8 +208,8 @@ def coverage_report(profiles: list[LayerProfile], few: int = FEW_TOKENS) -> str:
     if low:
         worst = ", ".join(f"layer {layer} expert {expert}: {count}" for layer, expert, count in low[:5])
         text += (
-            f" {len(low)} kept fewer than {few} ({worst}{', ...' if len(low) > 5 else ''}): their partition is little better than "
-            "the greedy start. Give more, or more varied, calibration text; an expert that no text reaches is split "
-            "contiguously, which costs nothing where it is not used."
+            f" {len(low)} kept fewer than {few} ({worst}{', ...' if len(low) > 5 else ''}): their partition is little "
+            "better than the greedy start. Give more, or more varied, calibration text; an expert that no text reaches "
+            "is split contiguously, which costs nothing where it is not used."
         )
     return text

@@ -1,4 +1,4 @@
-"""The paper's formulas in plain torch, float64, for one MoE layer: the oracle of the transformation and of every engine.
+"""The paper's formulas in plain torch, float64, for one MoE layer: the oracle of the transformation and the engines.
 
 Slow and short on purpose. Nothing here is shared with the code it checks.
 """

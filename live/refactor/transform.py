@@ -50,7 +50,8 @@ def write_refactored(
 
     Args:
         plans: one for each MoE layer the checkpoint has.
-        record: what config.json says under ``simmoe_refactor``: splits, gate ("linear" or "complex") and, for the latter,
+        record: what config.json says under ``simmoe_refactor``: splits, gate ("linear" or "complex") and, for the
+        latter,
             gate_neurons, kappa and original.
     Raises:
         RefactorError: plans and checkpoint disagree, or an expert's tensor is missing or misshapen.
@@ -86,7 +87,7 @@ def moe_layer_indices(source: Checkpoint) -> list[int]:
 
 
 def check_complete(source: Checkpoint, shape: MoeShape, layers: set[int] | None = None) -> None:
-    """Raise ``RefactorError`` unless every MoE layer has its gate and all tensors of its E experts, and ``layers`` are they."""
+    """Raise ``RefactorError`` unless ``layers`` are the MoE layers, each with its gate and all its experts' tensors."""
     present = moe_layer_indices(source)
     if not present:
         raise RefactorError(

@@ -1,8 +1,8 @@
 """Complex-gate checkpoints in vLLM 0.32: the stock model of the family with its routers replaced.
 
-:func:`register` is called from the plug-in's entry point in every process; it names the models and their configurations, and
-imports vLLM's model classes only when a CG checkpoint is loaded. The budget is ``router.top_k``, as for stock routers, so
-whatever sets a step's k there selects the kappa vector here.
+:func:`register` is called from the plug-in's entry point in every process; it names the models and their
+configurations, and imports vLLM's model classes only when a CG checkpoint is loaded. The budget is ``router.top_k``,
+as for stock routers, so whatever sets a step's k there selects the kappa vector here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The small model's shape, and a grouped matrix product for its experts.
 
-OLMoE's architecture with every width divided by 16: 64 experts, top-8, no renormalisation of the top-k weights. 9.3 million
-parameters, 18.6 MB in bf16. Widths stay multiples of 32, heads of 32, so that vLLM's CPU and GPU kernels take the model
-before and after its experts are split by 4.
+OLMoE's architecture with every width divided by 16: 64 experts, top-8, no renormalisation of the top-k weights. 9.3
+million parameters, 18.6 MB in bf16. Widths stay multiples of 32, heads of 32, so that vLLM's CPU and GPU kernels take
+the model before and after its experts are split by 4.
 """
 
 from __future__ import annotations

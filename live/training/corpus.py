@@ -1,12 +1,12 @@
 """Real text under free licences, from Debian's documentation packages.
 
-``python -m simmoe.live.training.corpus OUT`` downloads the packages in :data:`SOURCES` with ``apt-get download``, unpacks
-them without installing anything, turns their HTML into plain text and writes ``OUT/{train,validation,test}.txt`` and
-``OUT/corpus.json`` (versions, licences, bytes, sha256).
+``python -m simmoe.live.training.corpus OUT`` downloads the packages in :data:`SOURCES` with ``apt-get download``,
+unpacks them without installing anything, turns their HTML into plain text and writes
+``OUT/{train,validation,test}.txt`` and ``OUT/corpus.json`` (versions, licences, bytes, sha256).
 
-Every block of text (a paragraph, a list item, a code listing) is kept the first time it is seen and dropped afterwards, so
-navigation bars go away and no block of the held-out text occurs in the training text. The split is by document: the
-sha256 of ``package/path`` decides, so it does not change when a package is added.
+Every block of text (a paragraph, a list item, a code listing) is kept the first time it is seen and dropped
+afterwards, so navigation bars go away and no block of the held-out text occurs in the training text. The split is by
+document: the sha256 of ``package/path`` decides, so it does not change when a package is added.
 """
 
 from __future__ import annotations
@@ -222,10 +222,11 @@ def _unpack(source: Source, scratch: Path) -> tuple[Path, str]:
         subprocess.run(["dpkg-deb", "-x", package, root], check=True, capture_output=True)
         package.unlink()
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", None) or str(error).encode()
+        said = getattr(error, "stderr", None) or str(error)
+        reason = (said.decode(errors="replace") if isinstance(said, bytes) else said).strip().splitlines()[-1]
         raise MissingDependency(
-            f"cannot fetch Debian package {source.package}: {bytes(said).decode(errors='replace').strip().splitlines()[-1]};"
-            " run on Debian after 'apt-get update', or train on text of your own"
+            f"cannot fetch Debian package {source.package}: {reason}; run on Debian after 'apt-get update', "
+            "or train on text of your own"
         ) from error
     return root, version.strip()
 

@@ -2,8 +2,8 @@
 
 ``python -m simmoe.live.training.study MODEL CORPUS OUT`` writes ``OUT/quality.jsonl`` (one line a model and budget),
 ``OUT/partitions.json`` (loss and captured mass of every partition and schedule), the fine-tuned router rows
-``OUT/gates-*.safetensors``, and ``OUT/solver.json`` (the partition solver's time at OLMoE-1B-7B's size). Stages run in the
-order of :data:`STAGES`; ``--stages`` picks some. Every line is on disk as soon as it is known.
+``OUT/gates-*.safetensors``, and ``OUT/solver.json`` (the partition solver's time at OLMoE-1B-7B's size). Stages run in
+the order of :data:`STAGES`; ``--stages`` picks some. Every line is on disk as soon as it is known.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ FINETUNES = {
 class Study:
     """One run: the model, the held-out tokens, where results go."""
 
-    def __init__(self, model: Path, corpus: Path, out: Path, *, test_tokens: int, quick: bool) -> None:
+    def __init__(
+        self, model: Path, corpus: Path, out: Path, *, test_tokens: int, tokens_per_expert: int, quick: bool
+    ) -> None:
         self.model, self.out, self.quick = model, out, quick
         self.scratch = out / "scratch"
         out.mkdir(parents=True, exist_ok=True)
@@ -67,7 +69,8 @@ class Study:
         self._tokenizer, self._corpus = tokenizer, corpus
         self.cuda = torch.cuda.is_available()
         self.config = RefactorConfig(
-            schedule=Schedule(iterations=200) if quick else PUBLISHED, tokens_per_expert=256 if quick else 2048
+            schedule=Schedule(iterations=200) if quick else PUBLISHED,
+            tokens_per_expert=256 if quick else tokens_per_expert,
         )
         self._profiles: list[LayerProfile] | None = None
 
@@ -159,7 +162,7 @@ class Study:
             orders = [solve(profile, config) for profile in self.profiles()]
             elapsed = time.monotonic() - began
             masses = [group_masses(p.activations, o, 4).cpu() for p, o in zip(self.profiles(), orders, strict=True)]
-            captured = torch.stack([captured_mass(m).mean(dim=0) for m in masses]).mean(dim=0)
+            captured = torch.cat([captured_mass(m) for m in masses]).mean(dim=0)
             rows.append({
                 "partition": name, "seconds": round(elapsed, 2),
                 "loss": float(torch.stack([partition_loss(m).mean() for m in masses]).mean()),
@@ -176,7 +179,7 @@ class Study:
         self.record("original", self.load(self.model), range(1, self.shape.top_k + 1))
 
     def run_complex(self) -> None:
-        """CG: every partition at every budget; three allocations on the learned one; equal shares at each inner budget."""
+        """CG: every partition at every budget, every allocation of the learned one, equal shares by inner budget."""
         for partition in ("annealed", "contiguous", "random", "greedy"):
             config = replace(self.config, partition=partition)
             path = self.refactored(f"cg-{partition}", config)
@@ -244,9 +247,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--test-tokens", type=int, default=262_144)
+    parser.add_argument("--tokens-per-expert", type=int, default=2048)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all")
     options = parser.parse_args(argv)
-    study = Study(options.model, options.corpus, options.out, test_tokens=options.test_tokens, quick=options.quick)
+    study = Study(
+        options.model, options.corpus, options.out,
+        test_tokens=options.test_tokens, tokens_per_expert=options.tokens_per_expert, quick=options.quick,
+    )  # fmt: skip
     for stage in options.stages.split(","):
         print(f"== {stage}", file=sys.stderr, flush=True)
         getattr(study, f"run_{stage}")()

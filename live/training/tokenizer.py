@@ -1,6 +1,7 @@
 """A byte-level BPE of 4,096 pieces trained on the corpus, and text to token ids.
 
-``python -m simmoe.live.training.tokenizer CORPUS OUT`` trains it on ``CORPUS/train.txt`` and saves a Hugging Face tokeniser.
+``python -m simmoe.live.training.tokenizer CORPUS OUT`` trains it on ``CORPUS/train.txt`` and saves a Hugging Face
+tokeniser.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def read_documents(path: Path) -> Iterator[str]:
 
 
 def train_tokenizer(corpus: Path, out: Path, *, vocab_size: int = VOCAB_SIZE, every: int = 4) -> None:
-    """Train on every ``every``-th training document (BPE merges settle long before the corpus ends) and save to ``out``."""
+    """Train on every ``every``-th training document (merges settle long before the corpus ends); save to ``out``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,11 +1,13 @@
 """Train the small OLMoE-architecture language model on the corpus and log its held-out perplexity.
 
 ``python -m simmoe.live.training.train CORPUS TOKENIZER OUT --steps 8000`` writes ``OUT/model`` (a bf16 Hugging Face
-checkpoint), ``OUT/log.jsonl`` (one line an evaluation: step, tokens, losses, validation perplexity) and ``OUT/training.json``
-(every setting, the seed, the final validation and test perplexity). ``OUT/state.pt`` lets an interrupted run go on.
+checkpoint), ``OUT/log.jsonl`` (one line an evaluation: step, tokens, losses, validation perplexity) and
+``OUT/training.json`` (every setting, the seed, the final validation and test perplexity). ``OUT/state.pt`` lets an
+interrupted run go on.
 
 Windows of 512 tokens are cut from the concatenated documents at an offset drawn anew each epoch and visited in a drawn
-order. AdamW, learning rate warmed up, constant, then linear to zero; OLMoE's load-balancing loss at its published weight.
+order. AdamW, learning rate warmed up, constant, then linear to zero; OLMoE's load-balancing loss at its published
+weight.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 
 from simmoe.live.evaluate.perplexity import perplexity
-from simmoe.live.training.architecture import grouped_experts_forward, small_olmoe_config
+from simmoe.live.training.architecture import balance_loss, grouped_experts_forward, small_olmoe_config
 from simmoe.live.training.tokenizer import encode_split
 from simmoe.live.training.windows import Windows
 
