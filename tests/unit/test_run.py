@@ -153,7 +153,8 @@ def test_a_policy_that_raises_is_named_and_its_view_saved(
     out = tmp_path / "deep" / "out"
     assert simmoe([*command, "--policy", f"{policy}:Fails", "--out", str(out)]) == 4
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "Fails raised ValueError: enough" in message and f"saved in '{out / 'policy_call.json'}'" in message
+    assert f"policy Fails: {policy}:" in message and "ValueError: enough" in message
+    assert f"saved in '{out / 'policy_call.json'}'" in message
     assert [path.name for path in out.iterdir()] == ["policy_call.json"], "no record half written"
     call_from_json(json.loads((out / "policy_call.json").read_text()), "policy_call.json")
     assert simmoe([*command, "--out", str(out)]) == 0, "the folder can be used again"
