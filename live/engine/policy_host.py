@@ -51,30 +51,48 @@ class PolicyMixin(BudgetMixin):
         super().__init__(*args, **kwargs)
         config = self.vllm_config  # type: ignore[attr-defined]
         _check_hostable(config)
-        hosting = self.hosting = PolicyOptions.of(config)
-        self.policy_context = hosting.context(config, self.options.k_max)
-        self.batch_policy = hosting.build(self.policy_context)
-        self._asker = Asker(self.policy_context)
-        self.k_floor = int(getattr(self.batch_policy, "k_floor", 0))
         self.clock: Callable[[], float] = time.monotonic
         """The host's clock, in seconds."""
-        self.views = ViewBuilder(self, hosting.dp_rank, time.time() - self.clock())
-        self.decisions = self._recorder(Path(hosting.decisions)) if hosting.decisions else None
+        self.views = ViewBuilder(self, time.time() - self.clock())
+        self.decisions: DecisionRecorder | None = None
+        self._host(PolicyOptions.of(config))
+
+    def host_policy(self, options: dict[str, Any]) -> None:
+        """Host another policy from now on; an engine can serve one after another without starting anew.
+
+        Args:
+            options: as ``additional_config["simmoe_policy"]`` takes them.
+        Raises:
+            LiveError: requests are queued or running, or the policy cannot be hosted; the one before stays.
+        """
+        if self.requests:  # type: ignore[attr-defined]
+            raise LiveError(f"{len(self.requests)} requests are in the engine; change its policy when none is")  # type: ignore[attr-defined]
+        self._host(PolicyOptions.given(options))
+
+    def _host(self, hosting: PolicyOptions) -> None:
+        context = hosting.context(self.vllm_config, self.options.k_max)  # type: ignore[attr-defined]
+        policy = hosting.build(context)
+        if self.decisions is not None:
+            self.decisions.close()
+        self.hosting = hosting
+        self.batch_policy = policy
+        self.k_floor = int(getattr(policy, "k_floor", 0))
+        self.views.dp_rank = hosting.dp_rank
+        self.decisions = self._recorder(Path(hosting.decisions), context) if hosting.decisions else None
         on_change = None if self.decisions is None else self.decisions.queued
-        self.waiting = PolicyQueue(self.views.request, getattr(self.batch_policy, "queue_key", None), on_change)
+        self.waiting = PolicyQueue(self.views.request, getattr(policy, "queue_key", None), on_change)
         self.plan_stale = True
         """Whether the queue, the running set or the prompt in progress has changed since the last plan."""
         self.wake_at_s = math.inf
         """When the standing plan asks to be made again."""
         self.num_plans = 0
         self.policy_s = 0.0
-        """Seconds spent on views, the policy's own code, and checking its plans."""
+        """CPU seconds spent on views, the policy's own code, and checking its plans: waits for a core do not count."""
+        self._asker = Asker(context)
         self._now_s = 0.0
         self._num_scheduled = 0
         """Requests the last step computed."""
-        self._departures_noted = False
-        self._planned = False
-        self._overrule = False
+        self._departures_noted = self._planned = self._overrule = False
         self._failure: PolicyError | None = None
 
     # ------------------------------------------------------------------------------------------------ vLLM's scheduler
@@ -154,7 +172,7 @@ class PolicyMixin(BudgetMixin):
         # whoever vLLM skipped (a grammar that compiles, an output on its way) may be ready without any change
         if not self.plan_stale and self._now_s < self.wake_at_s and not self.deferred_waiting:  # type: ignore[attr-defined]
             return None
-        start_s = time.perf_counter()
+        start_s = time.thread_time()
         self._planned = True
         if self._overrule:
             self.plan_stale = self._overrule = False
@@ -166,7 +184,7 @@ class PolicyMixin(BudgetMixin):
         if plan is not None:
             self.plan_stale = False
             self.wake_at_s = math.inf if plan.wake_at_s is None else plan.wake_at_s
-        self.policy_s += time.perf_counter() - start_s
+        self.policy_s += time.thread_time() - start_s
         return plan
 
     def _ask(self, view: StepView) -> StepPlan | None:
@@ -221,8 +239,7 @@ class PolicyMixin(BudgetMixin):
         failed.evidence = error.evidence
         return failed
 
-    def _recorder(self, path: Path) -> DecisionRecorder:
-        context = self.policy_context
+    def _recorder(self, path: Path, context: PolicyContext) -> DecisionRecorder:
         numbers = {f.name: getattr(context, f.name) for f in fields(PolicyContext) if f.name != "prefill_s"}
         constant = {
             "dp_rank": self.hosting.dp_rank,

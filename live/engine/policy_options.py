@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,12 +44,16 @@ class PolicyOptions:
     @classmethod
     def of(cls, vllm_config: Any) -> PolicyOptions:
         """Return the options of a ``VllmConfig``."""
-        given = dict((vllm_config.additional_config or {}).get(POLICY_KEY, {}))
+        return cls.given((vllm_config.additional_config or {}).get(POLICY_KEY, {}))
+
+    @classmethod
+    def given(cls, options: Mapping[str, Any]) -> PolicyOptions:
+        """Return the options that a mapping names."""
         known = [f.name for f in fields(cls)]
-        for name in given:
+        for name in options:
             if name not in known:
-                raise LiveError(f"additional_config['{POLICY_KEY}'] has no '{name}'{did_you_mean(name, known)}")
-        return cls(**given)
+                raise LiveError(f"{POLICY_KEY} has no option '{name}'{did_you_mean(name, known)}")
+        return cls(**options)
 
     @property
     def evidence_path(self) -> Path:

@@ -88,7 +88,7 @@ class PolicyQueue:
         yield from self._sorted[self._head :]
 
     def view_at(self, index: int) -> RequestView:
-        """Return the view at a position of the queue, 0 <= index < len."""
+        """Return the view at a position of the queue, from 0; IndexError beyond its end."""
         num_preempted = len(self._preempted)
         if index < num_preempted:
             return self._view_of(self._preempted[index].request)  # its outputs so far may have grown
@@ -281,11 +281,10 @@ class WaitingView(Sequence[RequestView]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[RequestView]: ...
     def __getitem__(self, index: int | slice) -> RequestView | Sequence[RequestView]:
-        size = len(self._queue)
         if isinstance(index, slice):
-            return [self._queue.view_at(i) for i in range(*index.indices(size))]
+            return [self._queue.view_at(i) for i in range(*index.indices(len(self._queue)))]
         if index < 0:
-            index += size
-        if not 0 <= index < size:
+            index += len(self._queue)
+        if index < 0:
             raise IndexError(index)
         return self._queue.view_at(index)

@@ -47,13 +47,13 @@ class ViewBuilder:
 
     Args:
         scheduler: vLLM's, with ``request_ks`` beside it.
-        dp_rank: which rank it is.
         wall_offset_s: what to subtract from the wall clock to have the scheduler's.
     """
 
-    def __init__(self, scheduler: Any, dp_rank: int, wall_offset_s: float) -> None:
+    def __init__(self, scheduler: Any, wall_offset_s: float) -> None:
         self._scheduler = scheduler
-        self._dp_rank = dp_rank
+        self.dp_rank = 0
+        """Which rank it is."""
         self.wall_offset_s = wall_offset_s
         self.share = RunningShare(scheduler.kv_cache_manager, scheduler.request_ks)
         self._running = RunningView(scheduler, self.running)
@@ -82,7 +82,7 @@ class ViewBuilder:
             queue.view_at(i)  # a token in flight at the preemption has arrived since: note the prompt it lengthens
         return StepView(
             now_s=now_s,
-            dp_rank=self._dp_rank,
+            dp_rank=self.dp_rank,
             waiting=WaitingView(queue),
             running=self._running,
             token_budget=scheduler.max_num_scheduled_tokens - self.share.num_tokens,
