@@ -65,6 +65,8 @@ class ClientConnection(asyncio.Protocol):
         self._connections = connections
         self._parser = httptools.HttpRequestParser(self)
         self._requests: deque[tuple[Request, bool, bool]] = deque()
+        self._refusal: tuple[int, Mapping[str, Any]] | None = None
+        """What is answered once the requests before it are, where what followed them is no request."""
         self._is_busy = self._is_chunked = self._is_paused = False
         self._new_message()
 
@@ -130,8 +132,18 @@ class ClientConnection(asyncio.Protocol):
         if self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next request, if there is one; refuse what came after the last."""
+        if self._is_busy:
+            return
         if self._requests:
             self._begin(*self._requests.popleft())
+        elif self._refusal is not None:
+            self._is_busy = self.closes = True
+            self._timer.cancel()
+            self.respond(*self._refusal)
 
     def _begin(self, request: Request, keep_alive: bool, is_chunked: bool) -> None:
         self._timer.cancel()
@@ -140,12 +152,8 @@ class ClientConnection(asyncio.Protocol):
         self._handle(request, self)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what is no request, and close: where the next one begins is unknown."""
-        if self._is_busy:
-            self._transport.abort()
-            return
-        self._is_busy = self.closes = True
-        self.respond(status, error_body(status, message))
+        """Answer what is no request, after those before it, and close: where the next one begins is unknown."""
+        self._refusal = status, error_body(status, message)
 
     # ------------------------------------------------------------------------------------------------ asyncio.Protocol
 
@@ -166,22 +174,22 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and begin the first request that is complete."""
+        if self._refusal is not None:
+            return
         if not self._head_done:
             self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._refuse(400, "this endpoint speaks HTTP/1.1 alone; send no Upgrade header")
-            return
         except httptools.HttpParserError as error:
             self._refuse(400, f"not an HTTP/1.1 request: {error}")
-            return
-        if not self._head_done and self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
-        elif self._num_body_bytes > MAX_BODY_BYTES:
-            self._refuse(413, f"the request's body exceeds {MAX_BODY_BYTES} bytes")
-        elif self._requests and not self._is_busy:
-            self._begin(*self._requests.popleft())
+        else:
+            if not self._head_done and self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
+            elif self._num_body_bytes > MAX_BODY_BYTES:
+                self._refuse(413, f"the request's body exceeds {MAX_BODY_BYTES} bytes")
+        self._go_on()
         if len(self._requests) > _MAX_PIPELINED and not self._is_paused and not self.is_gone:
             self._is_paused = True
             self._transport.pause_reading()
@@ -204,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
         self._num_head_bytes = self._num_body_bytes = 0
-        self._head_done = False
+        self._head_done = self._takes_chunks = self._keeps_alive = False
 
     def on_url(self, url: bytes) -> None:
         """Collect the target."""
@@ -217,6 +225,8 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Let a client that asks first send its body."""
         self._head_done = True
+        self._takes_chunks = self._parser.get_http_version() != "1.0"
+        self._keeps_alive = self._takes_chunks and self._parser.should_keep_alive()
         if self._headers.get("expect", "").lower() == "100-continue" and not self._is_busy:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -231,8 +241,7 @@ class ClientConnection(asyncio.Protocol):
         path = self._url.partition(b"?")[0].decode("latin-1")
         if self._num_body_bytes <= MAX_BODY_BYTES:
             request = Request(self._parser.get_method().decode(), path, self._headers, b"".join(self._body))
-            is_chunked = self._parser.get_http_version() != "1.0"
-            self._requests.append((request, self._parser.should_keep_alive() and is_chunked, is_chunked))
+            self._requests.append((request, self._keeps_alive, self._takes_chunks))
             self._new_message()
 
 

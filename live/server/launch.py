@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from simmoe.errors import UsageError
 from simmoe.live.engine.policy_options import POLICY_KEY
@@ -43,6 +44,23 @@ def read_k_max(model: Path) -> int:
     if not isinstance(k_max, int) or k_max < 1:
         raise UsageError(f"'{path}' has no num_experts_per_tok: simmoe serves MoE models")
     return k_max
+
+
+class Launch(Protocol):
+    """How the engines of a deployment are started."""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many there are."""
+        ...
+
+    def command(self, rank: int, uds: str) -> list[str]:
+        """Return the command that starts one engine's server, to listen on a Unix socket."""
+        ...
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return the environment of that process."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -105,9 +123,14 @@ class EngineLaunch:
             arguments += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
         return [*arguments, *self.further]
 
+    def command(self, rank: int, uds: str) -> list[str]:
+        """Return the command that starts one engine's server, to listen on a Unix socket."""
+        program = [sys.executable, "-m", "simmoe.live.server.engine_process", "--model", str(self.model), "--uds", uds]
+        return [*program, "--middleware", "simmoe.live.server.state.StateEndpoint", *self.arguments(rank)]
+
     def environment(self, rank: int) -> dict[str, str]:
-        """Return the environment of one engine's process."""
-        return {**os.environ, **self._device(rank)}
+        """Return the environment of one engine's process; the endpoint before it asks for keys, so it does not."""
+        return {**os.environ, **self._device(rank), "VLLM_API_KEY": ""}
 
     def _device(self, rank: int) -> Mapping[str, str]:
         gpus = visible_gpus()

@@ -257,7 +257,7 @@ class Router:
         client.respond(503, error_body(503, "no replica is up"), {"retry-after": str(RETRY_AFTER_S)})
 
     async def _answer_steps(self, client: ClientConnection) -> None:
-        """Hand out every engine's facts, and its steps since the last time; an engine that does not tell is left out."""
+        """Hand out every engine's facts, and its steps since the last time; one that does not tell is left out."""
         ranks: dict[str, object] = {}
         for rank in list(self._dispatcher.up):
             with contextlib.suppress(OSError, ValueError):

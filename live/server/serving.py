@@ -7,7 +7,6 @@ import contextlib
 import logging
 import resource
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 from simmoe.errors import LiveError, OutputError, PolicyError
 from simmoe.live.server.budgets import Budgets
 from simmoe.live.server.dispatch import Dispatcher
-from simmoe.live.server.launch import EngineLaunch
+from simmoe.live.server.launch import Launch
 from simmoe.live.server.replica import LocalReplica, Replica
 from simmoe.live.server.router import Router, RouterOptions
 from simmoe.live.server.upstream import Address
@@ -35,7 +34,7 @@ class Serving:
     prefill_s: Callable[[int, int], float]
     """T(n, k), for a route policy that asks."""
     options: RouterOptions
-    launch: EngineLaunch | None = None
+    launch: Launch | None = None
     """Engines to start; None: those at ``urls``."""
     urls: Sequence[str] = ()
     k_max: int | None = None
@@ -119,10 +118,8 @@ def _make_replicas(serving: Serving, sockets: Path, logs: Path) -> list[Replica]
     replicas: list[Replica] = []
     for rank in range(launch.num_ranks):
         uds = str(sockets / f"replica{rank}.sock")
-        program = [sys.executable, "-m", "simmoe.live.server.engine_process", "--model", str(launch.model)]
-        program += ["--uds", uds, "--middleware", "simmoe.live.server.state.StateEndpoint", *launch.arguments(rank)]
-        environment = {**launch.environment(rank), "VLLM_API_KEY": ""}
-        replicas.append(LocalReplica(rank, Address("", uds=uds), program, environment, logs / f"replica{rank}.log"))
+        command, environment = launch.command(rank, uds), launch.environment(rank)
+        replicas.append(LocalReplica(rank, Address("", uds=uds), command, environment, logs / f"replica{rank}.log"))
     return replicas
 
 

@@ -1,0 +1,362 @@
+"""The endpoint against stub engines: every failure on purpose. ``test_serve`` has the same things with vLLM itself."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.deployment import Deployment, Stream, completion, deployed, wait_for
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("httptools") is None, reason="the server is not installed: pip install 'simmoe[serve]'"
+    )
+]
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    with deployed(tmp_path / "serve.log", ["tests.support.stub_serving"]) as running:
+        yield running
+
+
+def in_background(count: int, call: Any) -> tuple[list[threading.Thread], list[Any]]:
+    """Make ``count`` calls of ``call(i)`` at once; their results gather in the list."""
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda i=i: results.append(call(i)), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, results
+
+
+def test_answers_are_passed_on_whole_and_streamed(deployment: Deployment) -> None:
+    status, answer, headers = deployment.complete(max_tokens=5)
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 5)
+    assert headers["x-simmoe-rank"] == "0"
+    stream = deployment.stream(max_tokens=3, stub={"gap_s": 0.01})
+    *tokens, done = stream.rest()
+    assert [token["choices"][0]["text"] for token in tokens] == ["t0 ", "t1 ", "t2 "]
+    assert done == "[DONE]"
+    status, answer, _ = deployment.ask("POST", "/v1/chat/completions", completion(messages=[]))
+    assert status == 200
+    assert deployment.metric("simmoe_requests_total", outcome="answered") == 3
+
+
+def test_a_stream_keeps_its_bytes(deployment: Deployment) -> None:
+    """Compared with what the engine sends: by Unix socket, directly."""
+    body = json.dumps(completion(stream=True, max_tokens=40)).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+    command = Path(f"/proc/{deployment.replica_pid(0)}/cmdline").read_bytes().split(b"\0")
+    engine = socket.socket(socket.AF_UNIX)
+    engine.connect(command[command.index(b"--uds") + 1].decode())
+    router = socket.create_connection(("127.0.0.1", deployment.port))
+    contents = []
+    for connection in (engine, router):
+        connection.sendall(request % (len(body), body))
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        contents.append(response.read())
+        response.close()
+        connection.close()
+    assert contents[0] == contents[1]
+    assert contents[0].endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "k", "model"),
+    [
+        ({}, None, "tiny"),
+        ({"model": "tiny:k=3"}, 3, "tiny"),
+        ({"vllm_xargs": {"simmoe_k": 8}}, 8, "tiny"),
+        ({"model": "tiny:k=2", "vllm_xargs": {"simmoe_k": 2, "other": 1}}, 2, "tiny"),
+        ({"model": "a:b"}, None, "a:b"),
+    ],
+)
+def test_a_budget_reaches_the_engine(deployment: Deployment, fields: dict[str, Any], k: int | None, model: str) -> None:
+    rank = deployment.complete(**fields)[2]["x-simmoe-rank"]
+    command = Path(f"/proc/{deployment.replica_pid(int(rank))}/cmdline").read_bytes().split(b"\0")
+    engine = socket.socket(socket.AF_UNIX)
+    engine.connect(command[command.index(b"--uds") + 1].decode())
+    engine.sendall(b"GET /stub/seen HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    response = http.client.HTTPResponse(engine)
+    response.begin()
+    (seen,) = json.loads(response.read())["seen"]
+    response.close()
+    engine.close()
+    assert seen["body"]["model"] == model
+    assert seen["body"].get("vllm_xargs", {}).get("simmoe_k") == k
+
+
+def test_what_no_engine_would_take_is_a_400_that_says_why(deployment: Deployment) -> None:
+    for fields, message in (
+        ({"model": "tiny:k=9"}, "simmoe_k is 9; it must be an integer from 1 to 8"),
+        ({"model": "tiny:k=0"}, "simmoe_k is 0; it must be an integer from 1 to 8"),
+        ({"model": "tiny:k=lots"}, "simmoe_k is 'lots'; it must be an integer from 1 to 8"),
+        ({"vllm_xargs": {"simmoe_k": 2.5}}, "simmoe_k is 2.5; it must be an integer from 1 to 8"),
+        ({"vllm_xargs": {"simmoe_k": True}}, "simmoe_k is True; it must be an integer from 1 to 8"),
+        ({"model": "tiny:k=2", "vllm_xargs": {"simmoe_k": 3}}, "contradict each other"),
+    ):
+        status, answer, _ = deployment.complete(**fields)
+        assert status == 400
+        assert message in answer["error"]["message"]
+    for body in (b"{", b"[]", b"\xff"):
+        assert deployment.ask("POST", "/v1/completions", body)[0] == 400
+    assert deployment.ask("GET", "/v1/completions")[0] == 405
+    assert deployment.ask("GET", "/v1/nothing")[0] == 404
+    assert deployment.metric("simmoe_routed_total", rank="0") == 0
+
+
+def test_models_are_listed_with_their_aliases(deployment: Deployment) -> None:
+    _, answer, _ = deployment.ask("GET", "/v1/models")
+    assert [model["id"] for model in answer["data"]] == ["tiny", *(f"tiny:k={k}" for k in range(1, 9))]
+    assert deployment.ask("GET", "/v1/models/tiny:k=4")[1]["id"] == "tiny:k=4"
+    assert deployment.ask("GET", "/v1/models/tiny:k=9")[0] == 404
+    assert deployment.ask("GET", "/v1/models/other")[0] == 404
+
+
+def test_requests_on_one_connection_are_answered_in_their_order(deployment: Deployment) -> None:
+    body = json.dumps(completion()).encode()
+    first = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    with socket.create_connection(("127.0.0.1", deployment.port)) as connection:
+        connection.sendall(first + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + b"nonsense\r\n\r\n")
+        seen = b""
+        while data := connection.recv(65536):
+            seen += data
+    assert [line.split(b" ")[1] for line in seen.split(b"\r\n") if line.startswith(b"HTTP/1.1")] == [
+        b"200", b"200", b"400",
+    ]  # fmt: skip
+    assert seen.index(b"choices") < seen.index(b"replicas")
+
+
+def test_only_loopback_is_listened_on(deployment: Deployment) -> None:
+    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    mine = [fields[1].split(":") for fields in listening if fields[3] == "0A"]
+    addresses = {address for address, port in mine if int(port, 16) == deployment.port}
+    assert addresses == {"0100007F"}
+
+
+def test_keys_are_asked_for_as_vllm_asks(tmp_path: Path) -> None:
+    arguments = ["tests.support.stub_serving", "--replicas", "1", "--api-key", "one", "--api-key", "two"]
+    with deployed(tmp_path / "serve.log", arguments) as deployment:
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer three"}, 401),
+            ({"Authorization": "Basic one"}, 401),
+            ({"Authorization": "Bearer one"}, 200),
+            ({"authorization": "bearer two"}, 200),
+        ):
+            deployment.headers = headers
+            assert deployment.complete()[0] == status
+            assert deployment.ask("GET", "/v1/models")[0] == status
+        deployment.headers = {}
+        assert deployment.complete()[1] == {"error": "Unauthorized"}
+        assert deployment.ask("GET", "/health")[0] == 200
+        assert deployment.ask("GET", "/metrics")[0] == 200
+
+
+def test_too_many_requests_are_turned_away(tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    with deployed(tmp_path / "serve.log", ["tests.support.stub_serving", "--max-inflight", "3"]) as deployment:
+        threads, results = in_background(3, lambda i: deployment.complete(stub={"hold": str(gate)})[0])
+        wait_for(lambda: inflight(deployment) == 3, "three requests are in flight")
+        status, answer, headers = deployment.complete()
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert "3 requests are in flight of 3" in answer["error"]["message"]
+        gate.touch()
+        for thread in threads:
+            thread.join(20)
+        assert results == [200, 200, 200]
+        assert deployment.complete()[0] == 200
+
+
+def inflight(deployment: Deployment) -> float:
+    return sum(deployment.metric("simmoe_inflight_requests", rank=str(rank)) for rank in range(2))
+
+
+def test_a_client_that_leaves_frees_its_engine(deployment: Deployment) -> None:
+    stream = deployment.stream(max_tokens=100_000, stub={"gap_s": 0.01})
+    assert stream.event()
+    rank = str(stream.rank)
+    wait_for(lambda: deployment.metric("simmoe_num_requests_running", rank=rank) == 1, "the engine runs it")
+    stream.hang_up()
+    wait_for(lambda: deployment.metric("simmoe_num_requests_running", rank=rank) == 0, "the engine has aborted it")
+    assert inflight(deployment) == 0
+    assert deployment.metric("simmoe_requests_total", outcome="gone") == 1
+
+
+def test_a_client_that_does_not_read_holds_its_engine_back(deployment: Deployment) -> None:
+    """An engine that streams without pause ahead of a client that reads nothing must not fill the router's memory."""
+    stream = deployment.stream(max_tokens=400_000)
+    pid = deployment.process.pid
+
+    def resident_bytes() -> int:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident_bytes()
+    for _ in range(50):
+        assert deployment.complete()[0] == 200
+    assert resident_bytes() - before < 20 << 20
+    stream.hang_up()
+
+
+def test_a_killed_replica(deployment: Deployment, tmp_path: Path) -> None:
+    """Streams of it end with an error, what had not started goes elsewhere, others never notice, it comes back."""
+    streams = [deployment.stream(max_tokens=200, stub={"gap_s": 0.02}) for _ in range(4)]
+    assert all(stream.event() for stream in streams)
+    assert {stream.rank for stream in streams} == {0, 1}
+    gate = tmp_path / "open"
+    threads, results = in_background(
+        6, lambda i: drained(deployment.stream(max_tokens=3, stub={"hold": str(gate)}))
+    )  # fmt: skip
+    wait_for(lambda: inflight(deployment) == 10, "all are at an engine")
+    assert deployment.metric("simmoe_inflight_requests", rank="0") > 2
+    pid = deployment.replica_pid(0)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: deployment.states()["0"] != "up", "its death is noticed", seconds=1.0)
+    gate.touch()
+    for thread in threads:
+        thread.join(20)
+    assert len(results) == 6
+    for stream, events in results:
+        assert [event["choices"][0]["text"] for event in events[:-1]] == ["t0 ", "t1 ", "t2 "]
+        assert stream.rank == 1 or deployment.states()["0"] == "up"
+    assert deployment.metric("simmoe_failovers_total", rank="0") > 0
+    for stream in streams:
+        events = stream.rest()
+        assert events[-1] == "[DONE]"
+        if stream.rank == 0:
+            assert "replica 0 was lost while it answered" in events[-2]["error"]["message"]
+        else:
+            assert len(events) == 200
+    wait_for(lambda: deployment.states() == {"0": "up", "1": "up"}, "it is back")
+    assert deployment.replica_pid(0) != pid
+    assert deployment.metric("simmoe_requests_total", outcome="broken") == 2
+    assert inflight(deployment) == 0
+
+
+def drained(stream: Stream) -> tuple[Stream, list[Any]]:
+    return stream, stream.rest()
+
+
+def test_a_replica_that_dies_on_every_token_is_given_up(deployment: Deployment) -> None:
+    """A request that kills whoever takes it before the first token is tried a few times, then refused."""
+    stream = deployment.stream(stub={"die_after": 0})
+    assert stream.status == 503
+    wait_for(lambda: deployment.states() == {"0": "up", "1": "up"}, "both are back")
+    assert deployment.complete()[0] == 200
+
+
+def test_an_engine_s_own_error_is_passed_on(deployment: Deployment) -> None:
+    status, answer, _ = deployment.complete(stub={"error": 500})
+    assert (status, answer["error"]["message"]) == (500, "as scripted")
+    assert deployment.metric("simmoe_failovers_total", rank="0") == 0
+
+
+def test_a_hung_replica_gets_no_new_requests(deployment: Deployment) -> None:
+    pid = deployment.replica_pid(0)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: deployment.states()["0"] == "unresponsive", "it is noticed", seconds=3.0)
+        assert {deployment.complete()[2]["x-simmoe-rank"] for _ in range(5)} == {"1"}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: deployment.states()["0"] == "up", "it is back")
+
+
+RAISES = '''
+class Raises:
+    """Fails on a budget of 5."""
+
+    def route(self, request, ranks, now_s, /):
+        return ranks[1 // (request.k_qos - 5)].dp_rank if request.k_qos == 5 else ranks[0].dp_rank
+'''
+
+
+def test_a_policy_that_raises_fails_that_request_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(RAISES)
+    arguments = ["tests.support.stub_serving", "--policy", f"{path}:Raises"]
+    with deployed(tmp_path / "serve.log", arguments) as deployment:
+        assert deployment.complete()[0] == 200
+        for count in (1, 2):
+            status, answer, _ = deployment.complete(model="tiny:k=5")
+            assert status == 500
+            assert "policy Raises" in answer["error"]["message"]
+            assert f"{path}:6: ZeroDivisionError" in answer["error"]["message"]
+            assert deployment.metric("simmoe_policy_errors_total") == count
+        assert deployment.complete()[0] == 200
+        assert inflight(deployment) == 0
+    assert deployment.log.read_text().count("policy Raises") == 2
+    Path("policy_call.json").unlink()
+
+
+def test_a_drain_finishes_what_is_open_and_refuses_the_rest(deployment: Deployment) -> None:
+    stream = deployment.stream(max_tokens=50, stub={"gap_s": 0.02})
+    assert stream.event()
+    idle = socket.create_connection(("127.0.0.1", deployment.port))
+    deployment.process.send_signal(signal.SIGTERM)
+    assert idle.recv(1) == b""
+    idle.close()
+    status, answer, headers = deployment.complete()
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert "shutting down" in answer["error"]["message"]
+    assert deployment.ask("GET", "/health")[0] == 503
+    pids = [deployment.replica_pid(rank) for rank in range(2)]
+    assert len(stream.rest()) == 50
+    assert deployment.process.wait(20) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_second_signal_cuts_off(deployment: Deployment) -> None:
+    stream = deployment.stream(max_tokens=100_000, stub={"gap_s": 0.02})
+    deployment.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: deployment.ask("GET", "/health")[0] == 503, "it drains")
+    deployment.process.send_signal(signal.SIGTERM)
+    assert deployment.process.wait(20) == 1
+    with contextlib.suppress(http.client.HTTPException, ConnectionError):
+        assert "[DONE]" not in stream.rest()
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["simmoe's", "vLLM's"])
+def test_engines_elsewhere_are_watched_too(tmp_path: Path, plain: bool) -> None:
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "tests.support.stub_engine", *(["--plain"] if plain else [])]
+    engines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        urls = [f"http://127.0.0.1:{engine.stdout.readline().strip()}/v1" for engine in engines if engine.stdout]
+        arguments = ["simmoe", "serve", "--port", "0", "--policy", "lanes", "--k-max", "8"]
+        for url in urls:
+            arguments += ["--url", url]
+        with deployed(tmp_path / "serve.log", arguments) as deployment:
+            assert deployment.complete(model="tiny:k=1")[2]["x-simmoe-rank"] == "0"
+            assert deployment.complete(model="tiny:k=8")[2]["x-simmoe-rank"] == "1"
+            stream = deployment.stream(model="tiny:k=8", max_tokens=1000, stub={"gap_s": 0.01})
+            wait_for(lambda: deployment.metric("simmoe_num_requests_running", rank="1") == 1, "its counts are read")
+            engines[1].kill()
+            wait_for(lambda: deployment.states()["1"] == "down", "its death is noticed", seconds=1.0)
+            *_, error, _ = stream.rest()
+            assert "replica 1 was lost" in error["error"]["message"]
+            assert deployment.complete(model="tiny:k=8")[2]["x-simmoe-rank"] == "0"
+            engines[0].kill()
+            wait_for(lambda: deployment.ask("GET", "/health")[0] == 503, "nobody is up", seconds=1.0)
+            assert deployment.complete()[0] == 503
+            assert deployment.stop() == 0
+    finally:
+        for engine in engines:
+            engine.kill()
+            engine.wait()
+            assert engine.stdout is not None
+            engine.stdout.close()

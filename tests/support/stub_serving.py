@@ -1,0 +1,55 @@
+"""``simmoe serve`` over stub engines that it starts, watches and restarts itself."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from dataclasses import dataclass
+
+from simmoe.commands.serve import _PolicyErrors
+from simmoe.live.server.router import RouterOptions
+from simmoe.live.server.serving import Serving, serve
+from simmoe.policies.registry import parse_policy
+
+
+@dataclass(frozen=True)
+class StubLaunch:
+    """Stub engines instead of vLLM's."""
+
+    num_ranks: int
+
+    def command(self, rank: int, uds: str) -> list[str]:
+        """Return the stub's command."""
+        return [sys.executable, "-m", "tests.support.stub_engine", "--uds", uds]
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return this process's own."""
+        return dict(os.environ)
+
+
+def main() -> int:
+    """Serve until told to stop."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--policy", default="queue-aware")
+    parser.add_argument("--max-inflight", type=int, default=64)
+    parser.add_argument("--api-key", action="append", default=[])
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    return serve(
+        Serving(
+            choice=parse_policy(args.policy),
+            prefill_s=lambda n, k: n * k * 1e-6,
+            options=RouterOptions(max_inflight=args.max_inflight, api_keys=args.api_key),
+            launch=StubLaunch(args.replicas),
+            port=0,
+            on_ready=lambda url: print(f"serving stubs at {url}/v1", flush=True),
+            on_policy_error=_PolicyErrors(),
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
