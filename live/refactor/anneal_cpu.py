@@ -13,7 +13,7 @@ from numba import njit, prange
 _GOLDEN = np.uint32(0x9E3779B9)
 
 
-@njit(inline="always")  # type: ignore[misc, unused-ignore]
+@njit(inline="always")
 def _mix(x: Any) -> Any:
     """A 32-bit finaliser (lowbias32): every input bit reaches every output bit."""
     x = np.uint32(x)
@@ -25,13 +25,13 @@ def _mix(x: Any) -> Any:
     return x
 
 
-@njit(inline="always")  # type: ignore[misc, unused-ignore]
+@njit(inline="always")
 def _least(x: Any, y: Any) -> Any:
     return x if x < y else y
 
 
-@njit(fastmath=True)  # type: ignore[misc, unused-ignore]
-def _pairwise_change(gain: Any, loss: Any, masses: Any, a: int, b: int) -> float:
+@njit(fastmath=True)
+def _pairwise_change(gain: Any, loss: Any, masses: Any, a: int, b: int) -> Any:
     """Change of sum over pairs of min(L_i, L_j), summed over tokens; only pairs with group a or b move.
 
     One plain loop a pair of groups, so that each becomes vector instructions.
@@ -51,8 +51,8 @@ def _pairwise_change(gain: Any, loss: Any, masses: Any, a: int, b: int) -> float
     return change
 
 
-@njit(fastmath=True)  # type: ignore[misc, unused-ignore]
-def _ranked_change(columns: Any, masses: Any, i: int, j: int, a: int, b: int, splits: int, coefficients: Any) -> float:
+@njit(fastmath=True)
+def _ranked_change(columns: Any, masses: Any, i: int, j: int, a: int, b: int, splits: int, coefficients: Any) -> Any:
     """Change of sum over groups of coefficient[rank of L] * L, summed over tokens."""
     change = np.float32(0.0)
     row = np.empty(splits, dtype=np.float32)
@@ -75,7 +75,7 @@ def _ranked_change(columns: Any, masses: Any, i: int, j: int, a: int, b: int, sp
     return change
 
 
-@njit(parallel=True, cache=True)  # type: ignore[misc, unused-ignore]
+@njit(parallel=True, cache=True)
 def anneal_experts(
     columns: Any, masses: Any, order: Any, unit: Any, coefficients: Any, pairwise: bool,
     iterations: int, t0_ppm: float, factor: float, seed: int,

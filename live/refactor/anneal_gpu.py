@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[misc, unused-ignore]
+@triton.jit
 def _mix(x):
     x ^= x >> 16
     x *= 0x7FEB352D
@@ -22,7 +22,7 @@ def _mix(x):
     return x
 
 
-@triton.jit  # type: ignore[misc, unused-ignore]
+@triton.jit
 def _loss_by_row(masses, PAIRWISE: tl.constexpr, coefficients, SPLITS: tl.constexpr, LANES: tl.constexpr):
     """[ROWS] loss of each token; masses is [ROWS, LANES], lanes at and above SPLITS hold zero."""
     lane = tl.arange(0, LANES)
@@ -39,7 +39,7 @@ def _loss_by_row(masses, PAIRWISE: tl.constexpr, coefficients, SPLITS: tl.conste
     return tl.sum(tl.where(lane[None, :] < SPLITS, weight * masses, 0.0), axis=1)
 
 
-@triton.jit(do_not_specialize=["seed", "rows", "width"])  # type: ignore[untyped-decorator, misc, unused-ignore]
+@triton.jit(do_not_specialize=["seed", "rows", "width"])
 def _anneal_kernel(
     columns, masses_in, order, unit, coefficients, rows, width, iterations, t0_ppm, factor, seed,
     PAIRWISE: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,

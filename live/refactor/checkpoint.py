@@ -74,7 +74,7 @@ class Checkpoint:
         """
         if name not in self.shard_of:
             raise RefactorError(f"{self.path}: tensor {name!r} is missing")
-        return _open(self.shard_of[name]).get_tensor(name)  # type: ignore[no-any-return]
+        return _open(self.shard_of[name]).get_tensor(name)
 
 
 class CheckpointWriter:
@@ -111,7 +111,7 @@ class CheckpointWriter:
         """Write what is queued, give the shards their published names and write the index."""
         self._flush()
         count = len(self._shards)
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for number, names in enumerate(self._shards):
             final = SINGLE if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
             (self.path / f"shard-{number}").rename(self.path / final)

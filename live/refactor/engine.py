@@ -108,7 +108,9 @@ def profile_checkpoint(
     content = read_text(calibration, "--calibration")
     batches = calibration_batches(tokenizer, content, max_tokens=config.calibration_tokens, context_tokens=context)
     model = load_model(path, device=device)
-    profiles = profile_model(model, batches, tokens_per_expert=config.tokens_per_expert, seed=config.seed)
+    profiles: list[LayerProfile] = profile_model(
+        model, batches, tokens_per_expert=config.tokens_per_expert, seed=config.seed
+    )
     say(f"calibration: {sum(batch.numel() for batch in batches)} tokens. {coverage_report(profiles)}")
     return profiles
 

@@ -13,6 +13,8 @@ after sub-expert.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -75,7 +77,7 @@ class GateNeurons(nn.Module):
 class ComplexGate(nn.Module):
     """The router of one MoE layer: the family's own router over the original experts, then the proxy inside each."""
 
-    def __init__(self, stock: nn.Module, neurons: GateNeurons, record: dict) -> None:
+    def __init__(self, stock: nn.Module, neurons: GateNeurons, record: dict[str, Any]) -> None:
         super().__init__()
         self.splits, self.r = record["splits"], record["gate_neurons"]
         self.kappa = record["kappa"]
@@ -98,8 +100,10 @@ class ComplexGate(nn.Module):
         return logits, *select_sub_experts(scores, weights, experts, self.kappa[self.top_k - 1])
 
 
-class _ComplexGateMixin:
-    def __init__(self, config) -> None:
+class _ComplexGateMixin(nn.Module):
+    """Over a stock causal language model: installs the gates and keeps their budget."""
+
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
         record = config.simmoe_refactor
         for layer in self.model.layers:

@@ -76,7 +76,7 @@ def write_refactored(
         copy_companions(source.path, writer.path)
         writer.write_json("config.json", config)
         orders = {f"layer_{plan.layer}": plan.order.to(torch.int32).numpy() for plan in plans}
-        np.savez_compressed(writer.path / PARTITION_FILE, **orders)  # type: ignore[arg-type, unused-ignore]
+        np.savez_compressed(writer.path / PARTITION_FILE, **orders)
         if not linear:
             shutil.copyfile(modeling_complex_gate.__file__, writer.path / Path(modeling_complex_gate.__file__).name)
 

@@ -15,7 +15,7 @@ def register() -> None:
     from transformers import AutoConfig
     from vllm import ModelRegistry
 
-    from simmoe.live.refactor.modeling_complex_gate import CONFIGS
+    from simmoe.live.refactor.complex_gate_configs import CONFIGS
 
     for config in CONFIGS:
         AutoConfig.register(config.model_type, config, exist_ok=True)

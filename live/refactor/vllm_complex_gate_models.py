@@ -61,7 +61,7 @@ class _ComplexGateMixin(nn.Module):
         dtype = vllm_config.model_config.dtype
         for layer in self.model.layers:
             runner = getattr(getattr(layer, "mlp", None), "experts", None)
-            if hasattr(runner, "router"):
+            if runner is not None and hasattr(runner, "router"):
                 count = record["original"]["num_experts"] * record["splits"] * record["gate_neurons"]
                 layer.mlp.gate_neurons = GateNeurons(config.hidden_size, count).to(dtype).requires_grad_(False)
                 runner.router = ComplexGateRouter(runner.router, layer.mlp.gate_neurons, record)
