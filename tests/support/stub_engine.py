@@ -1,6 +1,6 @@
 """A stand-in for an engine's server: it answers completions as vLLM does, with tokens that come when asked for.
 
-``python -m tests.support.stub_engine [--uds PATH | --port N] [--plain]``. A request's ``stub`` object scripts its
+``python -m tests.support.stub_engine [--uds PATH | --port N] [--plain] [--gap-s S]``. A request's ``stub`` object scripts its
 answer: ``first_s`` and ``gap_s`` (when tokens come), ``hold`` (none before a file of that name exists), ``die_after``
 (kill this process after so many), ``error`` (answer with that status), ``stamp`` (each token tells when it left).
 """
@@ -30,8 +30,10 @@ FACTS = {
 class StubEngine(Listener):
     """One stub; keeps what it was asked, in order, as the answer to ``GET /stub/seen``."""
 
-    def __init__(self, *, has_state: bool) -> None:
+    def __init__(self, *, has_state: bool, gap_s: float = 0.0) -> None:
         self.has_state = has_state
+        self.gap_s = gap_s
+        """Between tokens, where a request does not say."""
         self.running = 0
         self.seen: list[dict[str, Any]] = []
         self.aborted: list[str] = []
@@ -99,7 +101,7 @@ class StubEngine(Listener):
             if "stamp" in script:
                 event["sent_ns"] = time.monotonic_ns()
             client.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-            due_s += script.get("gap_s", 0.0)
+            due_s += script.get("gap_s", self.gap_s)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         if (body.get("stream_options") or {}).get("include_usage"):
             usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": count}}
@@ -115,7 +117,7 @@ class StubEngine(Listener):
 async def serve(args: argparse.Namespace) -> None:
     """Listen until killed; print the port."""
     loop = asyncio.get_running_loop()
-    stub = StubEngine(has_state=not args.plain)
+    stub = StubEngine(has_state=not args.plain, gap_s=args.gap_s)
     if args.uds:
         server = await loop.create_unix_server(stub.connection, args.uds)
     else:
@@ -131,4 +133,5 @@ if __name__ == "__main__":
     parser.add_argument("--uds")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--plain", action="store_true", help="without simmoe's own endpoint")
+    parser.add_argument("--gap-s", type=float, default=0.0)
     uvloop.run(serve(parser.parse_args()))

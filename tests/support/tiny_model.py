@@ -10,7 +10,7 @@ from tests.live.tiny import TINY_OLMOE
 
 #: Arguments that make ``vllm serve`` start it quickly on a CPU.
 VLLM_ARGUMENTS = (
-    "--load-format", "dummy", "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", str(1 << 26),
+    "--load-format", "simmoe-dummy", "--worker-cls", "simmoe.live.measure.worker.MeasuringWorker", "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", str(1 << 26),
     "--served-model-name", "tiny",
 )  # fmt: skip
 

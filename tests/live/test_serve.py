@@ -1,0 +1,208 @@
+"""``simmoe serve`` with two real vLLM servers on the CPU: one deployment, from start through its faults to its drain.
+
+Engines take long to start, so one test goes through it all; ``test_serve_stub`` has every case by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.deployment import Deployment, Stream, children, completion, deployed, wait_for
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'"),
+]
+
+START_S = 600.0
+"""An engine's start may take minutes on a busy machine."""
+
+LONG = 480
+"""Output tokens of a stream that outlives what is done to it."""
+
+POLICY = '''
+from simmoe.policies.lanes import Lanes
+
+
+class Picky(Lanes):
+    """Lanes that fail on a budget of 5."""
+
+    def route(self, request, ranks, now_s, /):
+        if request.k_qos == 5:
+            raise LookupError("five")
+        return super().route(request, ranks, now_s)
+'''
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    from tests.support.tiny_model import VLLM_ARGUMENTS, write_tiny_model
+
+    policy = tmp_path / "picky.py"
+    policy.write_text(POLICY)
+    model = write_tiny_model(tmp_path / "model")
+    arguments = ["simmoe", "serve", "--model", str(model), "--replicas", "2", "--policy", f"tiers+{policy}:Picky"]
+    arguments += ["--port", "0", "--log-dir", str(tmp_path), "--record-steps", "--", *VLLM_ARGUMENTS]
+    with deployed(tmp_path / "serve.log", arguments, START_S, VLLM_API_KEY="secret") as running:
+        running.headers = {"Authorization": "Bearer secret"}
+        yield running
+
+
+def test_a_deployment_from_start_to_drain(deployment: Deployment, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_answers(deployment)
+    check_live_run(deployment, tmp_path)
+    check_client_that_leaves(deployment)
+    check_policy_that_raises(deployment)
+    check_killed_server(deployment)
+    check_killed_engine(deployment)
+    check_drain(deployment)
+
+
+def check_answers(deployment: Deployment) -> None:
+    low, high = deployment.complete(model="tiny:k=1", max_tokens=8), deployment.complete(model="tiny:k=8", max_tokens=8)
+    assert (low[0], high[0]) == (200, 200)
+    assert low[2]["x-simmoe-rank"] == "0"
+    assert high[2]["x-simmoe-rank"] == "1"
+    # the same prompt under another budget is another computation; under the same one it is the same on any rank
+    assert low[1]["choices"][0]["text"] != high[1]["choices"][0]["text"]
+    by_argument = deployment.complete(max_tokens=8, vllm_xargs={"simmoe_k": 1})
+    assert by_argument[1]["choices"][0]["text"] == low[1]["choices"][0]["text"]
+    unnamed = deployment.complete(max_tokens=8)
+    assert unnamed[1]["choices"][0]["text"] == high[1]["choices"][0]["text"]
+    status, answer, _ = deployment.complete(model="tiny:k=9")
+    assert (status, answer["error"]["message"]) == (400, "simmoe_k is 9; it must be an integer from 1 to 8")
+    *tokens, usage, done = deployment.stream(max_tokens=8, stream_options={"include_usage": True}).rest()
+    assert "".join(token["choices"][0]["text"] for token in tokens) == high[1]["choices"][0]["text"]
+    assert (usage["usage"]["completion_tokens"], done) == (8, "[DONE]")
+    chat = {"model": "tiny:k=2", "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 3}
+    status, answer, _ = deployment.ask("POST", "/v1/chat/completions", {**chat, "ignore_eos": True})
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
+    assert deployment.ask("GET", "/v1/models/tiny:k=2")[0] == 200
+    assert "vllm:num_requests_running" in deployment.ask("GET", "/replicas/1/metrics")[1]
+    deployment.headers, kept = {}, deployment.headers
+    assert deployment.complete()[0] == 401
+    deployment.headers = kept
+
+
+def check_live_run(deployment: Deployment, folder: Path) -> None:
+    """A workload over HTTP gives the same record as the simulator's, steps included."""
+    from simmoe.cli import run
+    from simmoe.records import read_record
+
+    trace = folder / "trace.csv"
+    rows = [f"{i * 0.05:.2f},{20 + i},{3 + i % 5}" for i in range(20)]
+    trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
+    out = folder / "record"
+    url = f"http://127.0.0.1:{deployment.port}/v1"
+    arguments = ["live", "run", "--url", url, "--api-key", "secret", "--trace", str(trace), "--k-max", "8"]
+    assert run([*arguments, "--mu", "4", "--sigma", "2", "--out", str(out)]) in (0, 8)  # 8: sent too late, and said so
+    record = read_record(out)
+    assert record.counts()["finished"] == 20
+    assert record.steps is not None
+    prompt_tokens, output_tokens = record.requests["prompt_tokens"], record.requests["output_tokens"]
+    assert record.steps["num_prefill_tokens"].sum() == prompt_tokens.sum()
+    assert record.steps["num_decode_tokens"].sum() == (output_tokens - 1).sum()
+    assert set(record.requests["dp_rank"]) == {0, 1}
+
+
+def running(deployment: Deployment, rank: int) -> float:
+    return deployment.metric("simmoe_num_requests_running", rank=str(rank))
+
+
+def check_client_that_leaves(deployment: Deployment) -> None:
+    stream = deployment.stream(max_tokens=LONG)
+    assert stream.event()
+    wait_for(lambda: running(deployment, stream.rank) == 1, "the engine runs it")
+    stream.hang_up()
+    wait_for(lambda: running(deployment, stream.rank) == 0, "the engine has aborted it")
+    assert deployment.metric("simmoe_requests_total", outcome="gone") == 1
+
+
+def check_policy_that_raises(deployment: Deployment) -> None:
+    status, answer, _ = deployment.complete(model="tiny:k=5")
+    assert status == 500
+    assert "policy Picky" in answer["error"]["message"]
+    assert "LookupError: five" in answer["error"]["message"]
+    assert deployment.complete(model="tiny:k=4")[0] == 200
+
+
+def check_killed_server(deployment: Deployment) -> None:
+    """kill -9 of a replica's server with streams open on both replicas and requests that come meanwhile."""
+    streams = {k: deployment.stream(model=f"tiny:k={k}", max_tokens=LONG) for k in (1, 8)}
+    assert {k: stream.rank for k, stream in streams.items()} == {1: 0, 8: 1}
+    assert all(stream.event() for stream in streams.values())
+    pid = deployment.replica_pid(1)
+    engine_pids = children(pid)
+    os.kill(pid, signal.SIGKILL)
+    results = during_the_outage(deployment)
+    wait_for(lambda: deployment.states()["1"] != "up", "its death is noticed", seconds=1.0)
+    check_broken(streams[8])
+    assert len(streams[1].rest()) >= LONG - 1
+    assert [len(events) for events in results()] == [4, 4, 4, 4]
+    wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in engine_pids), "its engine is gone too")
+    wait_for(lambda: deployment.states() == {"0": "up", "1": "up"}, "it is back", START_S)
+    assert deployment.complete(model="tiny:k=8")[2]["x-simmoe-rank"] == "1"
+
+
+def check_killed_engine(deployment: Deployment) -> None:
+    """kill -9 of the engine behind a replica's server, which lives on for a while and says so."""
+    stream = deployment.stream(model="tiny:k=1", max_tokens=LONG)
+    assert (stream.rank, bool(stream.event())) == (0, True)
+    engine_pid = next(
+        pid for pid in children(deployment.replica_pid(0)) if "EngineCore" in Path(f"/proc/{pid}/comm").read_text()
+        or b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )  # fmt: skip
+    os.kill(engine_pid, signal.SIGKILL)
+    results = during_the_outage(deployment)
+    wait_for(lambda: deployment.states()["0"] != "up", "its death is noticed", seconds=1.0)
+    check_broken(stream)
+    assert [len(events) for events in results()] == [4, 4, 4, 4]
+
+
+def during_the_outage(deployment: Deployment) -> Any:
+    """Send four requests at once; return a function that waits for all of their events."""
+    results: list[list[Any]] = []
+
+    def ask(k: int) -> None:
+        stream = deployment.stream(model=f"tiny:k={k}", max_tokens=3)
+        results.append(stream.rest() if stream.status == 200 else [])
+
+    threads = [threading.Thread(target=ask, args=(k,), daemon=True) for k in (1, 8, 1, 8)]
+    for thread in threads:
+        thread.start()
+
+    def wait() -> list[list[Any]]:
+        for thread in threads:
+            thread.join(60)
+        return results
+
+    return wait
+
+
+def check_broken(stream: Stream) -> None:
+    """A stream whose engine died ends with an error, and says that it ends."""
+    *_, error, done = stream.rest()
+    assert done == "[DONE]"
+    assert error["error"]["message"]
+
+
+def check_drain(deployment: Deployment) -> None:
+    stream = deployment.stream(model="tiny:k=8", max_tokens=LONG)
+    assert stream.event()
+    deployment.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: deployment.ask("GET", "/health")[0] == 503, "it drains")
+    status, answer, _ = deployment.ask("POST", "/v1/completions", completion())
+    assert (status, "shutting down" in answer["error"]["message"]) == (503, True)
+    *tokens, done = stream.rest()
+    assert (len(tokens), done) == (LONG - 1, "[DONE]")
+    assert deployment.process.wait(90) == 0
