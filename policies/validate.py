@@ -48,12 +48,12 @@ def check_rank(rank: object, ranks: Sequence[RankView]) -> int:
     Raises:
         PolicyError: it is not.
     """
+    if type(rank) is int and 0 <= rank < len(ranks) and ranks[rank].dp_rank == rank:
+        return rank  # the usual case, at no cost that grows with the ranks
     if isinstance(rank, Integral) and not isinstance(rank, bool):
-        index = int(rank)
-        if 0 <= index < len(ranks) and ranks[index].dp_rank == index:
-            return index  # the usual case, at no cost that grows with the ranks
-        if any(view.dp_rank == index for view in ranks):
-            return index
+        for view in ranks:
+            if view.dp_rank == rank:
+                return int(rank)
     known = ", ".join(str(view.dp_rank) for view in ranks)
     raise PolicyError(f"route returned {_shown(rank)}; it must return one of the dp_ranks {known}")
 

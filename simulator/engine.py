@@ -178,18 +178,19 @@ class Engine:
         decodes = scheduler.decodes
         if not decodes.num_seqs or scheduler.partial is not None or scheduler.may_admit(now_s):
             return None
-        composed = self._steps()
-        num_steady = scheduler.next_finish_step() - self.lead + 1 - composed[0].index
+        step = self._executing
+        assert step is not None
+        num_steady = scheduler.next_finish_step() - self.lead + 1 - step.index
         fit = decodes.steps_within(scheduler.next_index, num_steady, scheduler.pool.num_free_blocks)
         # The boundary after those composes the step that a finishing request is no longer in. With asynchronous
         # scheduling its last token is still to come then, and while nobody waits nothing else changes.
-        leaves = self.lead == 2 and fit == num_steady >= 0 and not scheduler.waiting
+        leaves = self.lead == 2 and fit == num_steady >= 0 and not scheduler.waiting.by_id
         if fit + leaves <= 0:
             return None
         k_exec = max(decodes.k_exec, scheduler.k_floor)
         line = scheduler.cost.decode_line(decodes.num_seqs, k_exec)
-        stretch = Stretch(composed, fit, leaves, decodes, k_exec, line)
-        if scheduler.waiting and scheduler.wake_at_s < float("inf"):
+        stretch = Stretch(step, self._composed, fit, leaves, decodes, k_exec, line)
+        if scheduler.waiting.by_id and scheduler.wake_at_s < float("inf"):
             stretch.num_skipped = stretch.passed_before(scheduler.wake_at_s)
         return stretch if stretch.num_skipped else None
 
@@ -198,43 +199,46 @@ class Engine:
         stretch = self._stretch
         assert stretch is not None
         self._stretch = None
-        steady = min(num_steps, stretch.num_steady)
-        if steady:
-            self._pass_steady(stretch, steady)
-        if steady < num_steps:
-            ended, step, end_s = self._executing, self._composed, stretch.ends[steady]
-            assert ended is not None and step is not None
-            self._end(ended, end_s)
-            self._start(step, end_s)
-            self._composed = self._compose(end_s)
+        if num_steps <= stretch.num_steady:
+            if num_steps:
+                self._executing, self._composed = self._pass_steady(stretch, num_steps)
+            return
+        executing, composed = self._executing, self._composed
+        if stretch.num_steady:
+            executing, composed = self._pass_steady(stretch, stretch.num_steady)
+        assert executing is not None and composed is not None
+        end_s = stretch.ends[stretch.num_steady]
+        self._end(executing, end_s)
+        self._start(composed, end_s)
+        self._composed = self._compose(end_s)
 
-    def _pass_steady(self, stretch: Stretch, num_steps: int) -> None:
-        composed = self._steps()
-        last = composed[-1]
-        for step, end_s in zip(composed, stretch.ends[:num_steps], strict=False):
-            self._end(step, end_s)
-            if step is not last:
-                self._start(last, end_s)
-        num_further = num_steps - len(composed)
+    def _pass_steady(self, stretch: Stretch, num_steps: int) -> tuple[Step, Step | None]:
+        """Pass boundaries at which the same sequences go on; return the steps executing and composed then."""
+        ends = stretch.ends
+        first, second = self._executing, self._composed
+        assert first is not None
+        last = second or first
+        self._end(first, ends[0])
+        if second is not None:
+            self._start(second, ends[0])
+            if num_steps > 1:
+                self._end(second, ends[1])
+        lead = self.lead
+        scheduler = self.scheduler
+        num_further = num_steps - lead
         if num_further > 0:
             totals = self.totals
-            decodes = self.scheduler.decodes
+            num_seqs = scheduler.decodes.num_seqs
             totals.num_steps += num_further
-            totals.num_decode_tokens += num_further * decodes.num_seqs
-            totals.routed_slots += num_further * decodes.num_seqs * stretch.k_exec
-            totals.qos_slots += num_further * decodes.sum_k_qos
-        if self.log is not None:
-            for position in range(len(composed), num_steps):
-                self.log.add(stretch.step(position, last))
-        self.scheduler.skip_decodes(num_steps)
-        if num_steps >= len(composed):
-            self._executing = stretch.step(num_steps, last)
-        if self.lead == 2:
-            self._composed = stretch.step(num_steps + 1, last)
-
-    def _steps(self) -> list[Step]:
-        """Return the steps composed and not ended, in order."""
-        return [step for step in (self._executing, self._composed) if step is not None]
+            totals.num_decode_tokens += num_further * num_seqs
+            totals.routed_slots += num_further * num_seqs * stretch.k_exec
+            totals.qos_slots += num_further * scheduler.decodes.sum_k_qos
+            if self.log is not None:
+                for position in range(lead, num_steps):
+                    self.log.add(stretch.step(position, last))
+        scheduler.skip_decodes(num_steps)
+        executing = stretch.step(num_steps, last) if num_steps >= lead else last
+        return executing, stretch.step(num_steps + 1, last) if lead == 2 else None
 
     # ---------------------------------------------------------------------------------------------------- publication
 
@@ -255,4 +259,4 @@ class Engine:
                 num_taken = scheduler.decodes.new_blocks_over(scheduler.next_index, passed)
         pool = scheduler.pool
         kv_used = (pool.num_used_blocks + num_taken) / pool.num_usable_blocks
-        return Counts(len(scheduler.waiting), len(scheduler.running), kv_used, scheduler.k_running)
+        return Counts(len(scheduler.waiting.by_id), len(scheduler.running), kv_used, scheduler.k_running)

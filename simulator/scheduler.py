@@ -73,6 +73,7 @@ class Scheduler:
         """The running request whose prompt is unfinished."""
         usable = config.num_gpu_blocks - 1
         self.pool = PrefixBlockPool(usable) if config.enable_prefix_caching else BlockPool(usable)
+        self._least_free_blocks = usable
         self.watermark_blocks = int(config.watermark * config.num_gpu_blocks)
         self.k_floor = int(getattr(policy, "k_floor", 0))
         self.next_index = 0
@@ -130,7 +131,8 @@ class Scheduler:
             step.admitted = prompts.admitted
             for request in prompts.completed:
                 self._begin_decoding(request, index)
-        self._note_peak()
+        if self.pool.num_free_blocks < self._least_free_blocks:
+            self._note_peak()
         return step
 
     def finish(self, index: int) -> list[SimRequest]:
@@ -170,7 +172,8 @@ class Scheduler:
         """Compose ``num_steps`` further decode-only steps of the sequences at hand, for which the blocks are free."""
         self.pool.take(self.decodes.new_blocks_over(self.next_index, num_steps))
         self.next_index += num_steps
-        self._note_peak()
+        if self.pool.num_free_blocks < self._least_free_blocks:
+            self._note_peak()
 
     @property
     def k_running(self) -> int:
@@ -349,7 +352,7 @@ class Scheduler:
                     return
                 yield request
             return
-        while self.waiting:
+        while self.waiting.by_id:
             request = self.waiting[0]
             if plan.k_max is not None and request.k_exec > plan.k_max:
                 return
@@ -427,9 +430,8 @@ class Scheduler:
             request.cached_units.append(unit)
 
     def _note_peak(self) -> None:
-        used = self.pool.num_usable_blocks - self.pool.num_free_blocks
-        if used > self.totals.kv_peak_blocks:
-            self.totals.kv_peak_blocks = used
+        self._least_free_blocks = self.pool.num_free_blocks
+        self.totals.kv_peak_blocks = self.pool.num_used_blocks
 
     def _begin_decoding(self, request: SimRequest, index: int) -> None:
         """Record that step ``index`` completes the prompt: decodes follow from the next step on."""

@@ -8,7 +8,6 @@ computed in the order and with the operations of the step-by-step mode, so they 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,7 +26,8 @@ class Stretch:
 
     def __init__(
         self,
-        composed: Sequence[Step],
+        executing: Step,
+        composed: Step | None,
         num_steady: int,
         leaves: bool,
         decodes: DecodeSet,
@@ -37,25 +37,26 @@ class Stretch:
         """Begin a stretch.
 
         Args:
-            composed: the executing step and, with asynchronous scheduling, the next.
+            executing: the step that has just started.
+            composed: with asynchronous scheduling, the next.
             num_steady: boundaries to pass at which the same sequences go on, the ends of that many steps.
             leaves: whether to pass one more, at which some are composed no further.
             decodes: the sequences of every further step; must stay as they are.
             k_exec: budget of every further step.
             line: seconds of every further step.
         """
-        self.first_index = first = composed[0].index
+        self.first_index = executing.index
         self.num_steady = num_steady
         self.num_skipped = num_steady + leaves
         """Boundaries to pass; may be lowered, to stop earlier."""
         self._decodes = decodes
         self.k_exec = k_exec
         self._line = line
-        self._kv_start = decodes.kv_tokens(first)
-        self.ends = [composed[0].start_s + composed[0].duration_s]
+        self._kv_start = decodes.kv_tokens(executing.index)
+        self.ends = [executing.start_s + executing.duration_s]
         """[num_skipped + 1] when each step ends."""
-        if len(composed) == 2:
-            self.ends.append(self.ends[0] + composed[1].duration_s)
+        if composed is not None:
+            self.ends.append(self.ends[0] + composed.duration_s)
         self._append_ends(self.num_skipped + 1)
 
     def _append_ends(self, num_steps: int) -> None:
