@@ -1,78 +1,108 @@
-"""Time simmoe as whole processes: start-up, simulation and the written record, on the CPU clock of the process.
+"""Time simmoe as whole processes: start-up, simulation and the written record.
 
-    python benchmarks/run.py [--runs 5] [--data DIR] [NAME ...]
+    python benchmarks/run.py [--runs N] [--data DIR] [--check | --store] [NAME ...]
 
-Prints, per case, the median CPU seconds with their spread, requests a CPU-second, and the median peak memory. Needs the
-original Azure conversation trace in DIR, $SIMMOE_DATA or the user cache (`simmoe traces fetch azure-conv`).
+Prints, per case, the median CPU seconds with their spread, requests a CPU-second, wall time and peak memory, and how
+the median compares with the stored baseline. Times are compared in units of a calibration loop timed before and after
+each run, so that neither another machine nor a busy one counts as a regression. Needs the original Azure conversation
+trace in DIR, $SIMMOE_DATA or the user cache (`simmoe traces fetch azure-conv`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
+
+from cases import CASES, Case
+from measure import Measurement, measure
+
+BASELINE = Path(__file__).with_name("baseline.json")
+
+#: A case fails the check above this multiple of its baseline, in time or in memory.
+ALLOWED = 1.25
+
+#: Rounds a case gets to prove that it was the machine: the best one counts.
+ROUNDS = 3
 
 
-@dataclass(frozen=True)
-class Case:
-    """One command to time."""
+class Stored(TypedDict):
+    """What the baseline keeps of a case."""
 
-    name: str
-    num_requests: int
-    arguments: str
-
-
-COMMON = "run --trace azure-conv --clip-total-tokens 4096"
-CASES = [
-    Case("common: 10,000 requests, Poisson 3/s, one rank", 10_000, f"{COMMON} --requests 10000 --rate 3"),
-    Case("two ranks, lanes, 6/s", 10_000, f"{COMMON} --requests 10000 --rate 6 --ranks 2 --policy lanes"),
-    Case("offline, tiers, 10,000 waiting", 10_000, f"{COMMON} --requests 10000 --rate inf --policy tiers"),
-    Case("step by step: the common case", 10_000, f"{COMMON} --requests 10000 --rate 3 --step-by-step"),
-    Case("start-up: simmoe --help", 1, "--help"),
-]
-
-
-def measure(arguments: str, environment: dict[str, str]) -> tuple[float, float]:
-    """Run simmoe once; return its CPU seconds and peak resident MB."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "simmoe", *arguments.split()]
-        if arguments.startswith("run"):
-            command += ["--out", str(Path(folder) / "record")]
-        with open(os.devnull, "wb") as nothing:
-            process = subprocess.Popen(command, stdout=nothing, stderr=subprocess.PIPE, env=environment)
-            assert process.stderr is not None
-            said = process.stderr.read()
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"simmoe {arguments} ended with {process.returncode}: {said.decode().strip()}")
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    ratio: float
+    peak_mb: float
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases whose name contains this; default: all")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, help="runs a case; default: each case's own")
     parser.add_argument("--data", help="folder of the original traces; default: $SIMMOE_DATA")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="the checked cases alone; fail if one regressed")
+    what.add_argument("--store", action="store_true", help="make what is measured the baseline")
     options = parser.parse_args()
     environment = {**os.environ, **({"SIMMOE_DATA": options.data} if options.data else {})}
-    print(f"{'case':<48} {'CPU s':>8} {'min..max':>14} {'requests/CPU-s':>15} {'peak MB':>8}")
+    baseline: dict[str, Stored] = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
+    print(
+        f"{'case':<34}{'CPU s':>8}{'min..max':>14}{'requests/CPU-s':>16}{'wall s':>8}{'peak MB':>9}{'baseline':>10}"
+        f"  promise"
+    )
+    regressed = []
     for case in CASES:
         if options.names and not any(name in case.name for name in options.names):
             continue
-        measure(case.arguments, environment)  # warm the page cache and the bytecode
-        runs = [measure(case.arguments, environment) for _ in range(options.runs)]
-        seconds = [cpu for cpu, _ in runs]
-        median = statistics.median(seconds)
-        spread = f"{min(seconds):.2f}..{max(seconds):.2f}"
-        rate = f"{case.num_requests / median:,.0f}" if case.num_requests > 1 else ""
-        memory = statistics.median(peak for _, peak in runs)
-        print(f"{case.name:<48} {median:>8.2f} {spread:>14} {rate:>15} {memory:>8.0f}", flush=True)
+        if options.check and not case.checked:
+            continue
+        runs = options.runs or case.runs
+        if runs > 1:
+            measure(case.arguments, environment)  # warms the page cache and the bytecode
+        stored = baseline.get(case.name)
+        rounds = [[measure(case.arguments, environment) for _ in range(runs)]]
+        while options.check and stored and _is_above(rounds, stored) and len(rounds) < ROUNDS:
+            rounds.append([measure(case.arguments, environment) for _ in range(runs)])
+        print(_line(case, min(rounds, key=_ratio), stored), flush=True)
+        if options.check and stored and _is_above(rounds, stored):
+            regressed.append(case.name)
+        if options.store:
+            best = min(rounds, key=_ratio)
+            baseline[case.name] = {"ratio": round(_ratio(best), 3), "peak_mb": round(_peak(best), 1)}
+    if options.store:
+        BASELINE.write_text(json.dumps(baseline, indent=2) + "\n")
+    if regressed:
+        sys.exit(f"more than {ALLOWED - 1:.0%} above the baseline: {', '.join(regressed)}")
+
+
+def _ratio(runs: Sequence[Measurement]) -> float:
+    return statistics.median(run.ratio for run in runs)
+
+
+def _peak(runs: Sequence[Measurement]) -> float:
+    return statistics.median(run.peak_mb for run in runs)
+
+
+def _is_above(rounds: Sequence[Sequence[Measurement]], stored: Stored) -> bool:
+    time_ratio = min(map(_ratio, rounds)) / stored["ratio"]
+    return max(time_ratio, min(map(_peak, rounds)) / stored["peak_mb"]) > ALLOWED
+
+
+def _line(case: Case, runs: Sequence[Measurement], stored: Stored | None) -> str:
+    seconds = sorted(run.cpu_s for run in runs)
+    median = statistics.median(seconds)
+    spread = f"{seconds[0]:.2f}..{seconds[-1]:.2f}"
+    rate = f"{case.num_requests / median:,.0f}" if case.num_requests else ""
+    wall = statistics.median(run.wall_s for run in runs)
+    change = f"{_ratio(runs) / stored['ratio'] - 1:+.0%}" if stored else "none"
+    return (
+        f"{case.name:<34}{median:>8.2f}{spread:>14}{rate:>16}{wall:>8.2f}{_peak(runs):>9.0f}{change:>10}"
+        f"  {case.promise}"
+    )
 
 
 if __name__ == "__main__":
