@@ -89,6 +89,10 @@ def load_tokenizer(path: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
+    # without any of these transformers makes up an empty tokeniser of the family's default class
+    files = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+    if not any((path / name).exists() for name in files):
+        raise RefactorError(f"{path}: no usable tokeniser (no {files[0]}); copy the model's tokenizer files there")
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=True)
     except (OSError, ValueError) as error:

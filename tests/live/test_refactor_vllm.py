@@ -1,0 +1,113 @@
+"""Refactored checkpoints in vLLM: the same logits and tokens as the original and as transformers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="refactoring needs torch; run make test-live")
+pytest.importorskip("numba", reason="annealing on a CPU needs numba; run make test-live")
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's own, at import and at exit
+]
+
+from tests.support.small_moe import TOP_K, calibration_text, write_model  # noqa: E402
+
+SPLITS = 4
+FULL = TOP_K * SPLITS
+VOCAB = list(range(256))
+PROMPTS = torch.randint(2, 256, (64, 9), generator=torch.Generator().manual_seed(4)).tolist()
+#: vLLM's OLMoE never normalises, so its normalising case is Qwen3-MoE.
+NAMES = ["olmoe", "qwen3_moe-normalised", "deepseek_v2"]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, Path]]:
+    from simmoe.live.refactor.anneal import Schedule
+    from simmoe.live.refactor.engine import RefactorConfig, refactor
+
+    folder = tmp_path_factory.mktemp("checkpoints")
+    text = calibration_text(folder / "text", 3000)
+
+    def make(name: str, gate: str) -> tuple[Path, Path]:
+        original, out = folder / name, folder / f"{name}-{gate}"
+        if not original.exists():
+            write_model(original, name)
+        if not out.exists():
+            config = RefactorConfig(gate=gate, schedule=Schedule(iterations=200))
+            refactor(original, text, out, config, device="cpu")
+        return original, out
+
+    return make
+
+
+@contextlib.contextmanager
+def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An in-process float32 engine."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    from vllm import LLM
+
+    llm = LLM(
+        str(folder), dtype="float32", max_model_len=64, skip_tokenizer_init=True, enable_prefix_caching=False,
+        enforce_eager=True, kv_cache_memory_bytes=1 << 26, logprobs_mode="raw_logits",
+    )  # fmt: skip
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def last_logits(llm: Any, prompts: list[list[int]], k: int | None) -> torch.Tensor:
+    """[prompts, vocabulary] raw logits of the first new token at budget ``k``."""
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(
+        max_tokens=1, temperature=0.0, detokenize=False, logprob_token_ids=VOCAB,
+        extra_args=None if k is None else {"simmoe_k": k},
+    )  # fmt: skip
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+    return torch.tensor([[output.outputs[0].logprobs[0][i].logprob for i in VOCAB] for output in outputs])
+
+
+def greedy_tokens(llm: Any) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], parameters, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@pytest.mark.parametrize("gate", ["linear", "complex"])
+@pytest.mark.parametrize("name", NAMES)
+def test_full_budget_gives_the_original_and_smaller_ones_what_transformers_gives(
+    name: str, gate: str, checkpoints: Callable[[str, str], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from simmoe.live.evaluate.perplexity import set_budget
+    from simmoe.live.refactor.engine import load_model
+
+    original, out = checkpoints(name, gate)
+    prompts = PROMPTS[:4]
+    with engine(original, monkeypatch) as llm:
+        wanted, wanted_tokens = last_logits(llm, prompts, None), greedy_tokens(llm)
+    model = load_model(out, device="cpu")
+    with engine(out, monkeypatch) as llm:
+        assert relative_error(last_logits(llm, prompts, None), wanted) < 1e-4
+        assert greedy_tokens(llm) == wanted_tokens
+        # ties among repeated rows leave LG free between whole experts
+        for k in (1, 3, 5, 6, FULL) if gate == "complex" else (SPLITS, FULL):
+            set_budget(model, k)
+            with torch.no_grad():
+                expected = model(input_ids=torch.tensor(prompts)).logits[:, -1]
+            assert relative_error(last_logits(llm, prompts, k), expected) < 1e-4, k

@@ -1,0 +1,167 @@
+"""What cannot be refactored is refused in one line, and nothing half-written is left."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="refactoring needs torch; run make test-live")
+pytest.importorskip("transformers", reason="refactoring needs transformers; run make test-live")
+pytest.importorskip("numba", reason="annealing on a CPU needs numba; run make test-live")
+
+from simmoe import cli  # noqa: E402
+from simmoe.errors import OutputError, RefactorError, SimmoeError  # noqa: E402
+from simmoe.live.refactor import checkpoint  # noqa: E402
+from simmoe.live.refactor.anneal import Schedule  # noqa: E402
+from simmoe.live.refactor.engine import RefactorConfig, refactor  # noqa: E402
+from tests.support.small_moe import calibration_text, write_model  # noqa: E402
+
+QUICK = RefactorConfig(schedule=Schedule(iterations=20))
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "model", "olmoe", shard_size="100KB")
+
+
+@pytest.fixture
+def model(pristine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pristine, tmp_path / "model"))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return calibration_text(tmp_path / "calibration.txt", 1500)
+
+
+def edit_config(model: Path, **changes: Any) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def last_shard(model: Path) -> Path:
+    return sorted(model.glob("*.safetensors"))[-1]
+
+
+def drop_an_expert(model: Path) -> None:
+    path = model / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"].pop("model.layers.1.mlp.experts.3.up_proj.weight")
+    path.write_text(json.dumps(index))
+
+
+SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "unsupported family": (lambda m: edit_config(m, model_type="mixtral"), "'mixtral' cannot be refactored"),
+    "refactored already": (
+        lambda m: edit_config(m, simmoe_refactor={"splits": 4, "gate": "linear"}), "already refactored (splits 4, linear",
+    ),
+    "no count": (lambda m: edit_config(m, num_experts=None), "num_experts is None"),
+    "missing shard": (lambda m: last_shard(m).unlink(), "is missing; download the checkpoint again"),
+    "cut shard": (lambda m: last_shard(m).write_bytes(last_shard(m).read_bytes()[:100]), "not a readable safetensors"),
+    "missing tensor": (drop_an_expert, "experts.3.up_proj.weight' is missing"),
+    "no config": (lambda m: (m / "config.json").unlink(), "config.json: not found"),
+    "broken config": (lambda m: (m / "config.json").write_text("{"), "not readable JSON"),
+    "no tokenizer": (lambda m: [f.unlink() for f in m.glob("tokenizer*")], "no usable tokeniser"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_spoiled_checkpoints(case: str, model: Path, text: Path, tmp_path: Path) -> None:
+    spoil, message = SPOILED[case]
+    spoil(model)
+    with pytest.raises(RefactorError) as caught:
+        refactor(model, text, tmp_path / "out", QUICK, device="cpu")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["calibration.txt", "model"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--splits", "3"], 7, "intermediate_size 32 is not a multiple of 3"),
+        (["--splits", "1"], 7, "2 parts or more"),
+        (["--k-drop", "4"], 7, "must be between 1 and 3"),
+        (["--gate-neurons", "9"], 7, "between 1 and the sub-expert width 8"),
+        (["--cooling", "1.5"], 2, "--cooling 1.5"),
+        (["--gate", "cubic"], 2, "cubic"),
+    ],
+)
+def test_options(
+    arguments: list[str], code: int, message: str, model: Path, text: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    command = ["refactor", str(model), "--calibration", str(text), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert cli.run([*command, "--iterations", "10", *arguments]) == code
+    said = capsys.readouterr().err
+    assert message in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_calibration_text(model: Path, tmp_path: Path) -> None:
+    short = calibration_text(tmp_path / "short.txt", 20)
+    with pytest.raises(RefactorError, match="20 tokens are less than one window of 128"):
+        refactor(model, short, tmp_path / "out", QUICK, device="cpu")
+
+
+def test_an_existing_directory_is_left_alone(model: Path, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("kept")
+    with pytest.raises(OutputError, match="exists already"):
+        refactor(model, text, tmp_path / "out", QUICK, device="cpu")
+    assert (tmp_path / "out" / "precious").read_text() == "kept"
+
+
+@pytest.mark.parametrize("shards_before", [0, 2])
+def test_a_full_disk_half_way_leaves_nothing(
+    shards_before: int, pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills at a shard; what was written goes, and the name the user asked for never appears."""
+    written = []
+    save = checkpoint.save_file
+
+    def save_until_full(tensors: dict[str, torch.Tensor], path: Path, **more: Any) -> None:
+        if len(written) == shards_before:
+            path.write_bytes(b"half a sh")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(tensors, path, **more)
+        written.append(path)
+
+    monkeypatch.setattr(checkpoint, "save_file", save_until_full)
+    source = checkpoint.Checkpoint(pristine)
+    with (
+        pytest.raises(OutputError, match="No space left on device"),
+        checkpoint.new_checkpoint(tmp_path / "out", shard_bytes=50_000) as writer,
+    ):
+        for name, tensor in source.tensors():
+            writer.add(name, tensor)
+    assert len(written) == shards_before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_any_failure_half_way_leaves_nothing(pristine: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), checkpoint.new_checkpoint(tmp_path / "out") as writer:
+        writer.add("a", torch.zeros(3))
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shards_and_index_round_trip(tmp_path: Path) -> None:
+    tensors = {f"t{n}": torch.full((100,), float(n)) for n in range(7)}
+    with checkpoint.new_checkpoint(tmp_path / "out", shard_bytes=1000) as writer:
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+        writer.write_json("config.json", {})
+    read = checkpoint.Checkpoint(tmp_path / "out")
+    assert len(set(read.shard_of.values())) == 4
+    assert {name: tensor.tolist() for name, tensor in read.tensors()} == {n: t.tolist() for n, t in tensors.items()}
+
+
+def test_every_refusal_is_of_the_error_tree() -> None:
+    assert issubclass(RefactorError, SimmoeError) and issubclass(OutputError, SimmoeError)
