@@ -52,13 +52,17 @@ class _StepKeeper:
     def __init__(self, host: Host) -> None:
         self.steps: dict[int, list[StepRecord]] = defaultdict(list)
         self.facts: dict[int, dict[str, Any]] = {}
+        self.lost: set[int] = set()
+        """Ranks that did not give their steps out when they were last asked."""
         self._host = host
 
     async def fetch(self) -> None:
         """Fetch what there is."""
-        for rank, (facts, steps) in (await self._host.drain()).items():
+        drained = await self._host.drain()
+        for rank, (facts, steps) in drained.items():
             self.facts[rank] = facts
             self.steps[rank] += steps
+        self.lost = self.facts.keys() - drained.keys()
 
     async def keep(self) -> None:
         """Go on fetching, until cancelled."""
@@ -115,8 +119,10 @@ async def _run(
             lives, start_s = await replay(workload, prompts, target, stop, on_progress)
         finally:
             keeping.cancel()
-        with contextlib.suppress(Exception):  # an engine that was interrupted too may be gone
+        try:
             await asyncio.wait_for(keeper.fetch(), DRAIN_INTERVAL_S)
+        except Exception:  # an engine that was interrupted too may be gone, and its last steps with it
+            keeper.lost = set(keeper.facts)
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         state = {"route": target.dispatcher.snapshot()} if isinstance(target, LocalEngines) else {}
     return _result(workload, lives, start_s, keeper, {**manifest, "policy_state": state}, stop.is_set())
@@ -152,7 +158,7 @@ def _result(
         "ranks": ranks,
         "send_lag": lag.as_dict(),
         "interrupted": is_interrupted,
-        "notes": {"reasons": dict(reasons)},
+        "notes": {"reasons": dict(reasons), "steps_lost_on_ranks": sorted(keeper.lost)},
         "clocks": {
             "arrival_s, first_token_s, finished_s": "the client's",
             "dispatched_s, scheduled_s, steps": "the engine's (the same monotonic clock on one machine); "

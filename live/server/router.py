@@ -259,11 +259,11 @@ class Router:
     async def _answer_steps(self, client: ClientConnection) -> None:
         """Hand out every engine's facts, and its steps since the last time; one that does not tell is left out."""
         ranks: dict[str, object] = {}
-        for rank in list(self._dispatcher.up):
+        for replica in self._replicas:
             with contextlib.suppress(OSError, ValueError):
-                status, body = await fetch(self._replicas[rank].address, STEPS_PATH, _FETCH_TIMEOUT_S, method="POST")
+                status, body = await fetch(replica.address, STEPS_PATH, _FETCH_TIMEOUT_S, method="POST")
                 if status == 200:
-                    ranks[str(rank)] = json.loads(body)
+                    ranks[str(replica.rank)] = json.loads(body)
         client.respond(200, {"ranks": ranks})
 
     async def _answer_replica_metrics(self, request: Request, client: ClientConnection) -> None:

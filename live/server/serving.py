@@ -137,7 +137,9 @@ def _make_router(serving: Serving, replicas: Sequence[Replica]) -> Router:
         log.log(level, "replica %d is %s: %s", replica.rank, replica.state, why)
         if replica.state == "down":
             router.metrics.deaths.labels(replica.rank).inc()
-        dispatcher.set_up([other.rank for other in replicas if other.state == "up"])
+        up = [other.rank for other in replicas if other.state == "up"]
+        slow = [other.rank for other in replicas if other.state == "unresponsive"]
+        dispatcher.set_up(up or slow)  # an engine that may be hung is better than none
         if dispatcher.fallback_reason:
             log.warning("least 4 W + R routes until more replicas are up: %s", dispatcher.fallback_reason)
 

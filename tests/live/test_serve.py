@@ -6,6 +6,7 @@ Engines take long to start, so one test goes through it all; ``test_serve_stub``
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ pytestmark = [
 START_S = 600.0
 """An engine's start may take minutes on a busy machine."""
 
-LONG = 480
+LONG = 900
 """Output tokens of a stream that outlives what is done to it."""
 
 POLICY = '''
@@ -105,7 +106,7 @@ def check_live_run(deployment: Deployment, folder: Path) -> None:
     out = folder / "record"
     url = f"http://127.0.0.1:{deployment.port}/v1"
     arguments = ["live", "run", "--url", url, "--api-key", "secret", "--trace", str(trace), "--k-max", "8"]
-    assert run([*arguments, "--mu", "4", "--sigma", "2", "--out", str(out)]) in (0, 8)  # 8: sent too late, and said so
+    assert run([*arguments, "--mix", "2:0.5,7:0.5", "--out", str(out)]) in (0, 8)  # 8: sent too late, and said so
     record = read_record(out)
     assert record.counts()["finished"] == 20
     assert record.steps is not None
@@ -119,13 +120,22 @@ def running(deployment: Deployment, rank: int) -> float:
     return deployment.metric("simmoe_num_requests_running", rank=str(rank))
 
 
+def generated(deployment: Deployment, rank: int) -> float:
+    """Return how many tokens an engine has generated."""
+    text = deployment.ask("GET", f"/replicas/{rank}/metrics")[1]
+    found = re.search(r"^vllm:generation_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)
+    assert found
+    return float(found.group(1))
+
+
 def check_client_that_leaves(deployment: Deployment) -> None:
+    before = sum(generated(deployment, rank) for rank in (0, 1))
     stream = deployment.stream(max_tokens=LONG)
     assert stream.event()
-    wait_for(lambda: running(deployment, stream.rank) == 1, "the engine runs it")
     stream.hang_up()
-    wait_for(lambda: running(deployment, stream.rank) == 0, "the engine has aborted it")
-    assert deployment.metric("simmoe_requests_total", outcome="gone") == 1
+    wait_for(lambda: deployment.metric("simmoe_requests_total", outcome="gone") == 1, "the router has seen it go")
+    wait_for(lambda: running(deployment, stream.rank) == 0, "the engine is idle")
+    assert sum(generated(deployment, rank) for rank in (0, 1)) - before < LONG, "it was aborted, not finished"
 
 
 def check_policy_that_raises(deployment: Deployment) -> None:

@@ -10,7 +10,7 @@ from tests.live.tiny import TINY_OLMOE
 
 #: Arguments that make ``vllm serve`` start it quickly on a CPU.
 VLLM_ARGUMENTS = (
-    "--load-format", "simmoe-dummy", "--worker-cls", "simmoe.live.measure.worker.MeasuringWorker", "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", str(1 << 26),
+    "--load-format", "simmoe-dummy", "--worker-cls", "simmoe.live.measure.worker.MeasuringWorker", "--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", str(1 << 28),
     "--served-model-name", "tiny",
 )  # fmt: skip
 
@@ -22,7 +22,8 @@ def write_tiny_model(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(TINY_OLMOE))
+    config = {**TINY_OLMOE, "num_hidden_layers": 6}  # deep enough that a long answer outlives what a test does to it
+    (folder / "config.json").write_text(json.dumps(config))
     words = {f"w{i}": i for i in range(TINY_OLMOE["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w1"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -170,6 +170,8 @@ def _report(title: str, result: LiveResult, slo: Any) -> None:
     click.echo(f"send lag    {1e3 * lag.mean_s:.3f} ms mean, {1e3 * lag.p99_s:.3f} p99, {1e3 * lag.max_s:.3f} most")
     for reason, count in result.reasons.items():
         click.echo(f"note: {count} {reason}", err=True)
+    if lost := record.manifest["notes"]["steps_lost_on_ranks"]:
+        click.echo(f"note: the last steps of rank {', '.join(map(str, lost))} are lost", err=True)
     if result.is_interrupted:
         raise KeyboardInterrupt
     if lag.refusal:
