@@ -39,8 +39,8 @@ class DecisionRecorder:
 
     Args:
         path: the file, replaced if it exists.
-        header: what the replay needs to build the same policy: ``policy``, ``profile``, ``deployment``, ``view``
-            (the numbers of a view that never change).
+        header: what the replay needs to build the same policy: ``policy``, ``profile``, ``async_scheduling``,
+            ``deployment``, ``view`` (the numbers of a view that never change).
     """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
@@ -113,6 +113,8 @@ class Recording:
         """As the engine was given it."""
         self.profile: str = header["profile"]
         """Where T(n, k) came from; empty: nowhere."""
+        self.async_scheduling: bool = header["async_scheduling"]
+        """Whether that engine composed steps ahead, which the profile's times depend on."""
         self.deployment: dict[str, Any] = header["deployment"]
         """The numbers of the engine's PolicyContext."""
         self._constant: dict[str, Any] = header["view"]

@@ -249,6 +249,7 @@ class PolicyMixin(BudgetMixin):
         header = {
             "policy": self.hosting.policy,
             "profile": self.hosting.profile,
+            "async_scheduling": bool(self.vllm_config.scheduler_config.async_scheduling),  # type: ignore[attr-defined]
             "deployment": numbers,
             "view": constant,
         }

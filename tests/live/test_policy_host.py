@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -12,11 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simmoe.cli import run as cli
 from simmoe.errors import DataError, LiveError, PolicyError, UsageError
 from simmoe.live.engine.decisions import Recording
 from simmoe.policies.registry import parse_policy
+from simmoe.policies.views import RequestView
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+from simmoe.simulator.config import EngineConfig
 from tests.live.tiny import TINY_OLMOE
+from tests.live.twin import Twin
 
 pytestmark = [
     pytest.mark.live,
@@ -87,13 +92,14 @@ def host(llm: Any, policy: str, **options: Any) -> Any:
     return scheduler
 
 
-def add(llm: Any, name: str, k: int, prompt_tokens: int = 20, output_tokens: int = 8) -> None:
+def add(llm: Any, name: str, k: int, prompt_tokens: int = 20, output_tokens: int = 8, reuse: bool = True) -> None:
     """Send one request without waiting for it."""
     from vllm import SamplingParams
 
     params = SamplingParams(
-        max_tokens=output_tokens, temperature=0.0, ignore_eos=True, detokenize=False, extra_args={"simmoe_k": k}
-    )
+        max_tokens=output_tokens, temperature=0.0, ignore_eos=True, detokenize=False, extra_args={"simmoe_k": k},
+        skip_reading_prefix_cache=not reuse,
+    )  # fmt: skip
     # a first token of its own, so that only requests of one name share a prefix
     tokens = [2 + zlib.crc32(name.encode()) % 500, *[3] * (prompt_tokens - 1)]
     llm.llm_engine.add_request(name, {"prompt_token_ids": tokens}, params)
@@ -119,7 +125,9 @@ def send_random(llm: Any, count: int, seed: int = 0) -> None:
 
 
 @pytest.mark.parametrize("policy", ["fifo", "tiers", "tiers,max_wait_s=0.02", "fixed-k,k=6"])
-def test_a_recording_replays_to_equal_plans(llm: Any, tmp_path: Path, policy: str) -> None:
+def test_a_recording_replays_to_equal_plans(
+    llm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
     """Chunked prefill, prefix caching and preemptions included."""
     path = tmp_path / "decisions.jsonl"
     scheduler = host(llm, policy, decisions=str(path))
@@ -133,6 +141,8 @@ def test_a_recording_replays_to_equal_plans(llm: Any, tmp_path: Path, policy: st
     recording = Recording(path)
     context = recording.context(load_profile(recording.profile).cost(False).prefill_s)
     assert recording.replay(parse_policy(recording.policy).batch(context)) == stats["num_plans"]
+    assert cli(["policies", "check", policy, "--replay", str(path)]) == 0
+    assert f"{policy} answers {stats['num_plans']} calls as '{policy}' did" in capsys.readouterr().out
     if policy == "fifo":
         with pytest.raises(PolicyError, match=r"call \d+ at .* s: live .*, replayed"):
             recording.replay(parse_policy("tiers").batch(context))
@@ -254,3 +264,59 @@ def test_tiers_run_low_budgets_first(llm: Any) -> None:
         finish(llm)
         ks[policy] = [step.k_exec for step in scheduler.drain_steps()]
     assert ks == {"fifo": [8, 8, 8, 8], "tiers": [1, 1, 8, 8]}
+
+
+@pytest.mark.parametrize("k", [0, 9, "4"])
+def test_a_budget_out_of_range_is_refused_with_the_range(llm: Any, k: Any) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    scheduler = host(llm, "tiers")
+    with pytest.raises(VLLMValidationError, match=r"simmoe_k is .*; it must be an integer from 1 to 8"):
+        add(llm, "bad", k)
+    assert not scheduler.requests
+
+
+@pytest.mark.parametrize("policy", ["fifo", "tiers", "tiers,max_wait_s=0.05"])
+def test_the_simulator_decides_the_same_on_a_runs_own_times(llm: Any, tmp_path: Path, policy: str) -> None:
+    """Arrivals as the recording has them, steps begun when they began: the same steps, to the token and the block."""
+    path = tmp_path / "decisions.jsonl"
+    scheduler = host(llm, policy, decisions=str(path))
+    rng = np.random.default_rng(3)
+    size = 24
+    due_s = time.monotonic() + np.cumsum(rng.exponential(0.03, size))
+    outputs = [int(n) for n in rng.integers(1, 40, size)]
+    added_s: list[float] = []
+    while len(added_s) < size or llm.llm_engine.has_unfinished_requests():
+        while len(added_s) < size and due_s[len(added_s)] <= time.monotonic():
+            i = len(added_s)
+            added_s.append(time.monotonic())
+            add(llm, f"s{i:02d}", int(rng.integers(1, 9)), int(rng.integers(1, 150)), outputs[i], reuse=False)
+        llm.llm_engine.step()
+    steps = scheduler.drain_steps()
+    host(llm, "fifo")
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    views = [RequestView(line[1], line[2], line[3], 0, line[4]) for line in lines if line[0] == "+"]
+    assert len(views) == size
+
+    config = EngineConfig(
+        max_num_batched_tokens=64, max_num_seqs=8, block_size=32, num_gpu_blocks=17, async_scheduling=False
+    )
+    twin = Twin(policy, config)
+    sent = 0
+    for row in steps:
+        while sent < size and added_s[sent] <= row.schedule_start_s:
+            twin.add(views[sent], outputs[sent])
+            sent += 1
+        preempted = twin.totals.num_preemptions
+        step = twin.scheduler.compose(row.schedule_start_s)
+        assert step is not None
+        assert (
+            step.num_prefill_tokens + step.num_decode_seqs, step.qos_slots, step.k_exec, step.num_waiting,
+            step.num_running, twin.totals.num_preemptions - preempted,
+        ) == (
+            row.shape.num_tokens, row.qos_slots, row.k_exec, row.num_waiting, row.num_running, row.num_preempted,
+        )  # fmt: skip
+        twin.scheduler.finish(step.index)
+    assert not twin.scheduler.running and sent == size
+    assert sum(row.num_preempted for row in steps) > 0
+    assert max(row.num_waiting for row in steps) > 3

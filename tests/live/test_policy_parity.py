@@ -9,15 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simmoe.policies.asking import Asker
-from simmoe.policies.protocols import PolicyContext
-from simmoe.policies.registry import parse_policy
 from simmoe.policies.views import RequestView
-from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+from simmoe.profiles.catalog import DEFAULT_PROFILE
 from simmoe.simulator.config import EngineConfig
-from simmoe.simulator.request import SimRequest
-from simmoe.simulator.result import RankTotals
-from simmoe.simulator.scheduler import Scheduler
+from tests.live.twin import K_MAX, Twin
 
 pytestmark = [
     pytest.mark.live,
@@ -26,29 +21,7 @@ pytestmark = [
 ]
 
 POLICIES = ("fifo", "tiers", "tiers,max_wait_s=3", "tiers,max_wait_s=2,count_running=true", "fixed-k,k=5")
-K_MAX = 8
 NUM_BLOCKS = 64
-
-
-class Twin:
-    """The simulator's scheduler, told of the same arrivals and asked at the same times."""
-
-    def __init__(self, policy: str, config: EngineConfig) -> None:
-        cost = load_profile(DEFAULT_PROFILE).cost(config.async_scheduling)
-        context = PolicyContext(
-            cost.prefill_s, 1, K_MAX, 1, config.max_num_seqs, config.max_num_batched_tokens,
-            config.enable_chunked_prefill,
-        )  # fmt: skip
-        self.totals = RankTotals()
-        batch = parse_policy(policy).batch(context)
-        self.scheduler = Scheduler(0, config, K_MAX, batch, cost, Asker(context), 512, self.totals)
-        self.num_requests = 0
-
-    def add(self, request: Any) -> None:
-        k = request.sampling_params.extra_args["simmoe_k"]
-        view = RequestView(request.request_id, request.arrival_time, request.num_prompt_tokens, 0, k)
-        self.scheduler.add(SimRequest(self.num_requests, view, request.max_tokens, k, 0, ()))
-        self.num_requests += 1
 
 
 def live_step(scheduler: Any, output: Any) -> dict[str, Any]:
@@ -124,7 +97,9 @@ def compare(scheduler: Any, twin: Twin, pipeline: Any, make_request: Any, rng: A
         while left and left[0].arrival_time <= now_s:
             request = left.pop(0)
             scheduler.add_request(request)
-            twin.add(request)
+            k = request.sampling_params.extra_args["simmoe_k"]
+            view = RequestView(request.request_id, request.arrival_time, request.num_prompt_tokens, 0, k)
+            twin.add(view, request.max_tokens)
         if scheduler.has_requests():
             output = pipeline.schedule()
             preempted += len(output.preempted_req_ids or ())

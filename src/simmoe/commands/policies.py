@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from simmoe.policies.loading import GROUPS, METHODS, Kind, describe, installed, 
 from simmoe.policies.parameters import parameters_of
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyPart, parse_parts
+
+if TYPE_CHECKING:
+    from simmoe.live.engine.decisions import Recording
 
 
 @click.group()
@@ -56,7 +59,7 @@ def list_policies() -> None:
     "--replay",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Ask the call a failed run saved, for the deployment it was saved from, and print the answer.",
+    help="Ask the call a failed run saved, or every call a live engine recorded, for the deployment it was made in.",
 )
 def check(policy: str, ranks: int, k_max: int, profile: str | None, replay: Path | None) -> None:
     """Run the conformance kit on a policy.
@@ -101,9 +104,13 @@ def _describe(name: str) -> tuple[str, str]:
 
 
 def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext) -> None:
+    from simmoe.live.engine.decisions import Recording
     from simmoe.policies.testing import ask
     from simmoe.policies.validate import call_from_json
 
+    if Recording.is_one(path):
+        _replay_recording(parts, Recording(path), context)
+        return
     try:
         saved: Any = json.loads(path.read_bytes())
     except OSError as error:
@@ -124,3 +131,16 @@ def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext) -> None
             click.echo(f"{part.text} answers {answer}")
             return
     raise DataError(f"'{path}' holds a call of a {kind} policy; '{parts[0].text}' is none")
+
+
+def _replay_recording(parts: list[PolicyPart], recording: Recording, context: PolicyContext) -> None:
+    prefill_s = context.prefill_s
+    if recording.profile:
+        from simmoe.profiles.catalog import load_profile
+
+        prefill_s = load_profile(recording.profile).cost(recording.async_scheduling).prefill_s
+    batch = next((part for part in parts if part.kind == "batch"), None)
+    if batch is None:
+        raise DataError(f"'{recording.path}' holds calls of a batch policy; '{parts[0].text}' is none")
+    count = recording.replay(batch.build(recording.context(prefill_s)))
+    click.echo(f"{batch.text} answers {count} calls as '{recording.policy}' did")
