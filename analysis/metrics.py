@@ -37,7 +37,7 @@ def _definitions() -> dict[str, str]:
             out[f"{name}_p{p}_s"] = f"{p}th percentile of {meaning} (linear interpolation), seconds"
     return out | {
         "request_throughput_per_s": "finished requests per second of makespan",
-        "first_tokens_per_s": "requests that got a first token, per second from the first arrival to the last of them",
+        "steady_throughput_per_s": "requests finished per second between the first and third quartile of finishes",
         "output_tokens_per_s": "output tokens of finished requests per second of makespan",
         "goodput_per_s": "finished requests that meet every SLO given, per second of makespan",
         "slo_attainment": "finished requests that meet every SLO given, as a share of the injected",
@@ -133,7 +133,7 @@ def summarise(
     tokens = total["num_prefill_tokens"] + total["num_decode_tokens"]
     summary |= {
         "request_throughput_per_s": _ratio(counts["finished"], makespan_s),
-        "first_tokens_per_s": _first_tokens_per_s(requests["first_token_s"]),
+        "steady_throughput_per_s": _steady_throughput_per_s(requests["finished_s"][finished]),
         "output_tokens_per_s": _ratio(int(requests["output_tokens"][finished].sum()), makespan_s),
         "goodput_per_s": _ratio(good, makespan_s),
         "slo_attainment": _ratio(good, counts["injected"]),
@@ -170,9 +170,11 @@ def _makespan_s(requests: Columns, counts: Mapping[str, int], end_s: float) -> f
     return float(np.nanmax(requests["finished_s"]))
 
 
-def _first_tokens_per_s(first_token_s: FloatColumn) -> float:
-    known = first_token_s[~np.isnan(first_token_s)]
-    return _ratio(len(known), float(known.max())) if len(known) else float("nan")
+def _steady_throughput_per_s(finished_s: FloatColumn) -> float:
+    """Return the rate of the middle half of the finishes, filling and draining left out."""
+    times = np.sort(finished_s)
+    first, last = len(times) // 4, 3 * len(times) // 4
+    return _ratio(last - first, float(times[last] - times[first])) if last > first else float("nan")
 
 
 def _spread(name: str, values: FloatColumn) -> dict[str, float]:

@@ -118,9 +118,10 @@ def test_without_objectives_goodput_is_throughput() -> None:
     assert summary["goodput_per_s"] == summary["request_throughput_per_s"] == 1 / 3
 
 
-def test_first_tokens_count_up_to_the_last_of_them() -> None:
-    summary = summarise(columns([(0, 0, 2, 90, 9, "finished"), (1, 0, 3, 90, 9, "running")]), [RANK], 95.0)
-    assert summary["first_tokens_per_s"] == 2 / 4
+def test_steady_throughput_leaves_out_the_first_and_the_last_quarter() -> None:
+    rows = [(0, 0, 1, finish, 9, "finished") for finish in (8, 1, 1.5, 2, 4, 6, 40, 50)]
+    summary = summarise(columns([*rows, (0, 0, 1, 3, 9, "running")]), [RANK], 95.0)
+    assert summary["steady_throughput_per_s"] == 4 / (40 - 2), "2, 4, 6 and 8 s are the middle half"
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])

@@ -162,7 +162,7 @@ def test_ranges_that_are_none(text: str, message: str) -> None:
         ("--slo-ttft 1 --vary window=0..4", 2, "--vary needs exactly one --policy"),
         ("--slo-ttft 1 --policy lanes --vary window=0..4 --trials 0", 2, "--trials is 0"),
         ("--slo-ttft 1 --at p98", 2, "'p98' is not one of"),
-        ("--slo-ttft 1 --num-gpu-blocks 2", 1, "finished none of 60 requests offline"),
+        ("--slo-ttft 1 --num-gpu-blocks 2", 1, "finished none of 32 requests offline"),
     ],
 )
 def test_bad_options_get_one_line(

@@ -69,6 +69,7 @@ def trace(tmp_path: Path) -> Path:
 @pytest.fixture
 def command(trace: Path) -> list[str]:
     options = ["--requests", "30", "--seeds", "2", "--rates", "20,60", "--policy", "fifo", "--policy", "lanes"]
+    options = ["--max-num-seqs", "4", *options]
     return ["sweep", "--trace", str(trace), "--profile", PROFILE, *options]
 
 
@@ -82,7 +83,7 @@ def test_same_bytes_whatever_the_run_the_jobs_and_the_hash_seed(command: list[st
         argv = [sys.executable, "-m", "simmoe", *command, "--jobs", jobs, "--out", name]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(argv, check=True, capture_output=True, env=environment, cwd=tmp_path, text=True)
-        printed.add(done.stdout.replace(f"{name}/", "OUT/"))
+        printed.add(done.stdout.replace(f"Files in {name}:", "Files in OUT:"))
     assert len(printed) == 1, "and the same tables"
     a, b = files_of(tmp_path / "a"), files_of(tmp_path / "b")
     assert a == b
@@ -135,7 +136,7 @@ def test_cells_are_what_run_cell_says_and_files_agree(command: list[str], trace:
         SimConfig(
             k_max=profile.k_max,
             k_granularity=profile.k_granularity,
-            engine=EngineConfig(block_size=profile.block_size, num_gpu_blocks=profile.num_gpu_blocks),
+            engine=EngineConfig(max_num_seqs=4, block_size=profile.block_size, num_gpu_blocks=profile.num_gpu_blocks),
             front_end=FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s),
         ),
         Slo(ttft_s=0.05),
@@ -296,7 +297,7 @@ def test_a_deployment_that_serves_nobody_says_so(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert simmoe([*command, "--num-gpu-blocks", "2", "--jobs", "1", "--out", str(tmp_path / "out")]) == 1
-    assert "finished none of 30 requests offline (30 rejected)" in capsys.readouterr().err
+    assert "finished none of 32 requests offline (32 rejected)" in capsys.readouterr().err
 
 
 def test_the_default_folder_is_named_by_the_inputs(

@@ -137,7 +137,7 @@ def search(
         about = {"profile": {"name": deployment.profile.name, "status": deployment.profile.status}}
         paths = write_report(store, found, inputs, about)
     print_table(found, f"Highest rate at which {objective}: {_title(spec, deployment)}", _note(found, seeds))
-    click.echo(f"Files: {', '.join(str(path) for path in paths)}")
+    click.echo(f"Files in {paths[0].parent}: {', '.join(path.name for path in paths)}")
     return 0
 
 

@@ -120,7 +120,7 @@ def _run(
     if outside := extrapolated(result):
         cells = ", ".join(f"{name} in {count} cells" for name, count in outside.items())
         click.echo(f"note: the profile was asked outside its measured grid and extrapolated: {cells}", err=True)
-    click.echo(f"Files: {', '.join(str(path) for path in paths)}")
+    click.echo(f"Files in {paths[0].parent}: {', '.join(path.name for path in paths)}")
     return 0
 
 

@@ -12,7 +12,7 @@ from simmoe.commands.sweeping.cells import Cell, Metrics
 from simmoe.commands.sweeping.executor import Executor
 from simmoe.commands.sweeping.gathering import gather
 from simmoe.commands.sweeping.progress import Progress
-from simmoe.commands.sweeping.saturation import saturation_rate
+from simmoe.commands.sweeping.saturation import offline_cell, saturation_rate
 from simmoe.commands.sweeping.store import SweepStore
 from simmoe.simulator.config import SimConfig
 from simmoe.traces.spec import WorkloadSpec
@@ -43,7 +43,7 @@ class CapacitySearch:
         Raises:
             SimmoeError: a simulation failed, or no request got a first token.
         """
-        cells = [self._cell(policy, math.inf, 0) for policy in policies]
+        cells = [offline_cell(self._cell(policy, math.inf, 0)) for policy in policies]
         found = self._gather("finding saturation", cells)
         return {p: saturation_rate(metrics, p) for p, metrics in zip(policies, found, strict=True)}
 

@@ -69,13 +69,14 @@ def run_cell(cell: Cell) -> CellResult:
     """
     policy = parse_policy(cell.policy)
     cost = _profile(cell.profile).cost(async_scheduling=cell.config.engine.async_scheduling)
-    result = simulate(_workload(cell.workload), cell.config, cost, policy.batch, policy.route)
+    result = simulate(workload_of(cell.workload), cell.config, cost, policy.batch, policy.route)
     metrics = summarise(result.requests, [asdict(rank) for rank in result.ranks], result.end_s, cell.slo)
     return CellResult(metrics, dict(cost.extrapolated))
 
 
 @lru_cache(maxsize=4)
-def _workload(spec: WorkloadSpec) -> Workload:
+def workload_of(spec: WorkloadSpec) -> Workload:
+    """Return the workload of a specification; neighbouring cells share one."""
     return build_workload(spec)
 
 

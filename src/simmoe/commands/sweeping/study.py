@@ -13,7 +13,7 @@ from simmoe.commands.sweeping.cells import Cell, CellResult
 from simmoe.commands.sweeping.executor import Executor
 from simmoe.commands.sweeping.gathering import gather
 from simmoe.commands.sweeping.progress import Progress
-from simmoe.commands.sweeping.saturation import LOADS, rates_around, saturation_rate
+from simmoe.commands.sweeping.saturation import LOADS, offline_cell, rates_around, saturation_rate
 from simmoe.commands.sweeping.store import SweepStore
 from simmoe.simulator.config import SimConfig
 from simmoe.traces.spec import WorkloadSpec
@@ -62,7 +62,7 @@ class Study:
 
     def offline_cells(self) -> list[Cell]:
         """Return one cell a policy, in order, that measures where it saturates (seed 0)."""
-        return [self._cell(policy, rate=math.inf, seed=0) for policy in self.policies]
+        return [offline_cell(self._cell(policy, rate=math.inf, seed=0)) for policy in self.policies]
 
     def cells(self, rates: Sequence[float]) -> list[Cell]:
         """Return every cell of the grid: by rate, then seed, then policy, so that neighbours share a workload."""

@@ -41,7 +41,7 @@ def print_tables(grid: SweepGrid, counts: Mapping[str, int], goodput: bool) -> N
 
 def _verdict(grid: SweepGrid, gap: int) -> Table:
     table = _table(gap)
-    for name in ("rate/s", "load", "policy", "TTFT ms", "change", "p99 ms", "change", "tied with"):
+    for name in ("rate/s", "load", "policy", "TTFT ms", "change", "TTFT p99", "change", "tied with"):
         justify: Literal["left", "right"] = "left" if name in ("policy", "tied with") else "right"
         table.add_column(name, justify=justify, overflow="fold")
     metrics = ("ttft_mean_s", "ttft_p99_s")
@@ -64,9 +64,9 @@ def _full(grid: SweepGrid, goodput: bool, gap: int) -> Table:
     estimates = {name: grid.estimate(name) for name in grid.values}
     left = estimates["injected"].mean - estimates["finished"].mean
     table = _table(gap)
-    columns = ["rate/s", "policy", "TTFT ms", "p99 ms", "TPOT ms", "done/s"]
+    columns = ["rate/s", "policy", "TTFT ms", "TTFT p99", "TPOT ms", "done/s"]
     columns += ["good/s"] if goodput else []
-    columns += ["k run", "over", "busy"]
+    columns += ["k run", "over"]
     columns += ["unfinished"] if left.any() else []
     for name in columns:
         table.add_column(name, justify="left" if name == "policy" else "right", overflow="fold")
@@ -79,7 +79,6 @@ def _full(grid: SweepGrid, goodput: bool, gap: int) -> Table:
             cells += [
                 f"{estimates['executed_k'].mean[i, j]:.1f}",
                 f"{estimates['over_serving'].mean[i, j]:.2f}",
-                f"{estimates['utilisation'].mean[i, j]:.0%}",
             ]
             cells += [f"{left[i, j]:g}"] if left.any() else []
             table.add_row(*cells, end_section=j == len(grid.policies) - 1)
@@ -90,6 +89,8 @@ def _print_notes(console: Console, grid: SweepGrid, counts: Mapping[str, int]) -
     saturation = ", ".join(f"{policy} {rate:.4g}" for policy, rate in grid.saturation.items())
     console.print(f"Saturation, requests/s: {_escape(saturation)}. Load 1 is that of {_escape(grid.baseline)}.")
     console.print("tied with: the paired 95% interval of the difference includes 0. over: executed k over requested k.")
+    if grid.rates[-1] >= grid.capacity_per_s:
+        console.print("From load 1 on queues grow as long as requests arrive: figures there depend on --requests.")
     parts = " + ".join(f"{count:,} {name}" for name, count in counts.items() if name != "injected")
     console.print(f"Requests over all cells: {counts['injected']:,} injected = {parts}.")
 
