@@ -116,6 +116,15 @@ def check_live_run(deployment: Deployment, folder: Path) -> None:
     assert set(record.requests["dp_rank"]) == {0, 1}
 
 
+def wait_until_idle(deployment: Deployment) -> None:
+    """Wait until both replicas have published that nothing runs: from then on lanes go by budget alone."""
+
+    def is_idle(rank: int) -> bool:
+        return not running(deployment, rank) and not deployment.metric("simmoe_inflight_requests", rank=str(rank))
+
+    wait_for(lambda: is_idle(0) and is_idle(1), "both replicas are idle")
+
+
 def running(deployment: Deployment, rank: int) -> float:
     return deployment.metric("simmoe_num_requests_running", rank=str(rank))
 
@@ -148,6 +157,7 @@ def check_policy_that_raises(deployment: Deployment) -> None:
 
 def check_killed_server(deployment: Deployment) -> None:
     """kill -9 of a replica's server with streams open on both replicas and requests that come meanwhile."""
+    wait_until_idle(deployment)
     streams = {k: deployment.stream(model=f"tiny:k={k}", max_tokens=LONG) for k in (1, 8)}
     assert {k: stream.rank for k, stream in streams.items()} == {1: 0, 8: 1}
     assert all(stream.event() for stream in streams.values())
@@ -161,11 +171,13 @@ def check_killed_server(deployment: Deployment) -> None:
     assert [len(events) for events in results()] == [4, 4, 4, 4]
     wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in engine_pids), "its engine is gone too")
     wait_for(lambda: deployment.states() == {"0": "up", "1": "up"}, "it is back", START_S)
+    wait_until_idle(deployment)
     assert deployment.complete(model="tiny:k=8")[2]["x-simmoe-rank"] == "1"
 
 
 def check_killed_engine(deployment: Deployment) -> None:
     """kill -9 of the engine behind a replica's server, which lives on for a while and says so."""
+    wait_until_idle(deployment)
     stream = deployment.stream(model="tiny:k=1", max_tokens=LONG)
     assert (stream.rank, bool(stream.event())) == (0, True)
     engine_pid = next(
