@@ -54,9 +54,18 @@ class Study:
     """One run: the model, the held-out tokens, where results go."""
 
     def __init__(
-        self, model: Path, corpus: Path, out: Path, *, test_tokens: int, tokens_per_expert: int, quick: bool
+        self,
+        model: Path,
+        corpus: Path,
+        out: Path,
+        *,
+        test_tokens: int,
+        tokens_per_expert: int,
+        calibration_windows: int,
+        quick: bool,
     ) -> None:
         self.model, self.out, self.quick = model, out, quick
+        self.calibration_windows = 8 if quick else calibration_windows
         self.scratch = out / "scratch"
         out.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -88,13 +97,19 @@ class Study:
     def profiles(self) -> list[LayerProfile]:
         """Activations of the original model on training text."""
         if self._profiles is None:
-            tokens = torch.from_numpy(self.train[: (8 if self.quick else 1024) * self.context].astype(np.int64))
-            batches = tokens.view(-1, self.context).split(32)
-            self._profiles = profile_model(
-                self.load(self.model), batches, tokens_per_expert=self.config.tokens_per_expert
-            )
+            tokens = torch.from_numpy(self.train[: self.calibration_windows * self.context].astype(np.int64))
+            self._profiles = self.profile(tokens)
             print(coverage_report(self._profiles), flush=True)
         return self._profiles
+
+    def profile(self, tokens: torch.Tensor) -> list[LayerProfile]:
+        """Activations of the original model on whole windows of ``tokens``."""
+        whole = tokens.numel() // self.context * self.context
+        batches = tokens[:whole].view(-1, self.context).split(32)
+        found: list[LayerProfile] = profile_model(
+            self.load(self.model), batches, tokens_per_expert=self.config.tokens_per_expert
+        )
+        return found
 
     def record(self, name: str, model: Any, budgets: Iterable[int], **more: Any) -> None:
         """Measure and append one line a budget."""
@@ -151,7 +166,8 @@ class Study:
 
     def run_partitions(self) -> None:
         """Loss and captured mass of every partition, and of annealing under every schedule and objective."""
-        rows = []
+        held_out = self.profile(self.test)
+        rows: list[dict[str, Any]] = []
         variants = [(kind, replace(self.config, partition=kind)) for kind in ("contiguous", "random", "greedy")]
         for name, schedule in SCHEDULES.items():
             shorter = replace(schedule, iterations=self.config.schedule.iterations) if self.quick else schedule
@@ -161,16 +177,16 @@ class Study:
             began = time.monotonic()
             orders = [solve(profile, config) for profile in self.profiles()]
             elapsed = time.monotonic() - began
-            masses = [group_masses(p.activations, o, 4).cpu() for p, o in zip(self.profiles(), orders, strict=True)]
-            captured = torch.cat([captured_mass(m) for m in masses]).mean(dim=0)
-            rows.append({
-                "partition": name, "seconds": round(elapsed, 2),
-                "loss": float(torch.stack([partition_loss(m).mean() for m in masses]).mean()),
-                "loss_by_k_drop": [
-                    float(torch.stack([partition_loss(m, k).mean() for m in masses]).mean()) for k in (1, 2, 3)
-                ],
-                "captured": captured.tolist(),
-            })  # fmt: skip
+            rows.append({"partition": name, "seconds": round(elapsed, 2)})
+            for text, profiles in (("calibration", self.profiles()), ("held_out", held_out)):
+                masses = [group_masses(p.activations, o, 4).cpu() for p, o in zip(profiles, orders, strict=True)]
+                rows[-1][text] = {
+                    "loss": float(torch.cat([partition_loss(m) for m in masses]).mean()),
+                    "loss_by_k_drop": [
+                        float(torch.cat([partition_loss(m, k) for m in masses]).mean()) for k in (1, 2, 3)
+                    ],
+                    "captured": torch.cat([captured_mass(m) for m in masses]).mean(dim=0).tolist(),
+                }
             print(json.dumps(rows[-1]), flush=True)
             (self.out / "partitions.json").write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -247,12 +263,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--test-tokens", type=int, default=262_144)
+    parser.add_argument("--calibration-windows", type=int, default=1024)
     parser.add_argument("--tokens-per-expert", type=int, default=2048)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all")
     options = parser.parse_args(argv)
     study = Study(
         options.model, options.corpus, options.out,
-        test_tokens=options.test_tokens, tokens_per_expert=options.tokens_per_expert, quick=options.quick,
+        test_tokens=options.test_tokens, calibration_windows=options.calibration_windows,
+        tokens_per_expert=options.tokens_per_expert, quick=options.quick,
     )  # fmt: skip
     for stage in options.stages.split(","):
         print(f"== {stage}", file=sys.stderr, flush=True)

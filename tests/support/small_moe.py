@@ -22,7 +22,7 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 0, "pad_token_id": 0,
 }  # fmt: skip
 
-#: name -> (transformers class stem, configuration beyond the common one); names say whether top-k weights are normalised
+#: name -> (transformers class stem, configuration beyond the common one); names say who normalises top-k weights
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", {"intermediate_size": WIDTH, "num_experts": NUM_EXPERTS, "norm_topk_prob": False}),
     "olmoe-normalised": ("Olmoe", {"intermediate_size": WIDTH, "num_experts": NUM_EXPERTS, "norm_topk_prob": True}),

@@ -59,7 +59,7 @@ def drop_an_expert(model: Path) -> None:
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "unsupported family": (lambda m: edit_config(m, model_type="mixtral"), "'mixtral' cannot be refactored"),
     "refactored already": (
-        lambda m: edit_config(m, simmoe_refactor={"splits": 4, "gate": "linear"}), "already refactored (splits 4, linear",
+        lambda m: edit_config(m, simmoe_refactor={"splits": 4, "gate": "linear"}), "already refactored (splits 4",
     ),
     "no count": (lambda m: edit_config(m, num_experts=None), "num_experts is None"),
     "missing shard": (lambda m: last_shard(m).unlink(), "is missing; download the checkpoint again"),

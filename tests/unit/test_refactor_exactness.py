@@ -98,7 +98,7 @@ def test_linear_gate_at_whole_experts_gives_the_original_at_fewer(name: str, k: 
 @pytest.mark.parametrize("k", [1, 3, 5, 6, 7])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_linear_gate_follows_the_formulas_between(name: str, k: int, refactored: Refactored) -> None:
-    """Router rows are set apart as fine-tuning sets them; repeated rows tie, and any choice among ties would be right."""
+    """Router rows are set apart as fine-tuning does; repeated rows tie, and any choice among ties would be right."""
     original, out = refactored(name, "linear")
     layers, groups = reference_layers(original), layer_groups(out)
     model = load_model(out, device="cpu")
