@@ -16,6 +16,7 @@ from simmoe.live.server.upstream import Address, UpstreamConnection, connect
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 """A longer event is passed on in parts."""
 
+_PASSED_HEADERS = ("x-request-id", "retry-after")
 _EVENT_END = b"\n\n"
 _ERROR_EVENT = b'data: {"error"'
 
@@ -131,8 +132,7 @@ class Exchange(Listener):
         self._status = status
         self._content_type = headers.get("content-type", "application/json")
         self._is_stream = status == 200 and self._content_type.startswith("text/event-stream")
-        if request_id := headers.get("x-request-id"):
-            self._extra_headers["x-request-id"] = request_id
+        self._extra_headers |= {name: headers[name] for name in _PASSED_HEADERS if name in headers}
 
     def body(self, data: bytes) -> None:
         """Pass whole events on; keep the rest, and everything of an answer that is no stream."""

@@ -67,16 +67,21 @@ class Replica:
             self._left(await self._watch())
             await self._pause(PUBLISH_INTERVAL_S)
 
-    def suspect(self) -> None:
-        """Look now: a request was lost."""
-        self._wake.set()
-
     async def is_well(self) -> bool:
         """Return whether the engine answers and says it is well."""
         try:
             return (await self._prober.ask(UNRESPONSIVE_S)).is_healthy
         except OSError:
             return False
+
+    async def has_failed(self) -> bool:
+        """Look now, since a request was lost; an engine that is not well gets no more while another is up."""
+        if await self.is_well():
+            return False
+        self._wake.set()
+        if self.state == "up":
+            self._set("unresponsive", "a request was lost")
+        return True
 
     async def stop(self) -> None:
         """Stop the engine, if it is ours."""

@@ -202,8 +202,8 @@ class Router:
                 outcome = await exchange.attempt(
                     replica.address, request, {"x-simmoe-rank": str(ticket.rank)}, f"replica {ticket.rank}"
                 )
-                if outcome is Outcome.LOST or (outcome is Outcome.REFUSED and not await replica.is_well()):
-                    replica.suspect()
+                is_lost = outcome is Outcome.LOST
+                if (is_lost or outcome is Outcome.REFUSED) and (await replica.has_failed() or is_lost):
                     self.metrics.failovers.labels(ticket.rank).inc()
                     continue
             finally:

@@ -85,7 +85,10 @@ async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
         port = server.sockets[0].getsockname()[1]
         where = f"[{serving.host}]" if ":" in serving.host else serving.host
         serving.on_ready(f"http://{where}:{port}")
-        await stopped
+        await asyncio.wait((stopped, *watching), return_when=asyncio.FIRST_COMPLETED)
+        for task in watching:
+            if task.done():
+                task.result()  # a watcher never ends by itself
         return await _drain(serving, router, server, stops)
     finally:
         for task in watching:

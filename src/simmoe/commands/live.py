@@ -131,8 +131,7 @@ def run(
             "slo": asdict(slo),
         }
         if launch:
-            key = os.environ.get("VLLM_LOGGING_LEVEL")
-            os.environ["VLLM_LOGGING_LEVEL"] = key or "WARNING"
+            os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
             has_graphs = bool(visible_gpus()) and graphs != "none"
             limit = max_num_batched_tokens or CAPTURED_SIZES[-1]
             manifest["graph_tokens"] = (512 if graphs == "default" else limit) if has_graphs else 0
