@@ -17,6 +17,7 @@ import copy
 import inspect
 import json
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,16 +81,19 @@ def check_policy(make: Make, context: PolicyContext = SAMPLE_CONTEXT) -> list[Ch
         checks["sets a floor within the budgets"] = partial(_k_floor, policy, context)
     else:
         checks["routes to a single rank"] = partial(_single_rank, make, context)
-    return [Check("can be built", True), *(_result(name, run) for name, run in checks.items())]
+    origin = getattr(sys.modules.get(type(policy).__module__), "__file__", None)
+    path = None if origin is None else Path(origin)
+    return [Check("can be built", True), *(_result(name, run, path) for name, run in checks.items())]
 
 
-def _result(name: str, run: Callable[[], None]) -> Check:
+def _result(name: str, run: Callable[[], None], path: Path | None) -> Check:
+    """Run a check; where the policy raises, say on which line of its own file."""
     try:
         run()
     except AssertionError as failure:
-        return Check(name, False, " ".join(str(failure).split()) or describe(failure))
+        return Check(name, False, " ".join(str(failure).split()) or describe(failure, path))
     except Exception as error:
-        return Check(name, False, describe(error))
+        return Check(name, False, describe(error, path))
     return Check(name, True)
 
 

@@ -67,7 +67,7 @@ def test_a_killed_worker_costs_its_cell_and_the_bytes_are_those_of_a_local_run(t
         if out == "ray":
             pids = (tmp_path / "pids.log").read_text().split()
             assert (tmp_path / "killed").exists() and len(pids) == 8, "seven cells, one of them twice"
-            assert len(set(pids)) >= 3 and str(os.getpid()) not in pids, "several workers"
+            assert len(set(pids)) >= 2 and str(os.getpid()) not in pids, "workers, and another for the one killed"
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
 
 

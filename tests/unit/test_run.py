@@ -213,3 +213,15 @@ def test_a_record_that_fails_leaves_no_new_folders(command: list[str], tmp_path:
     )
     assert simmoe([*command, "--policy", f"{tmp_path}/mine.py:Mine", "--out", str(tmp_path / "a" / "b")]) == 4
     assert not (tmp_path / "a").exists()
+
+
+def test_a_record_is_replaced_by_the_same_run_only(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert simmoe([*command, "--out", str(out)]) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert simmoe([*command, "--policy", "tiers", "--out", str(out)]) == 5
+    assert "holds another run (its policy differs)" in capsys.readouterr().err
+    assert simmoe([*command, "--out", str(out)]) == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before

@@ -55,14 +55,14 @@ def run(
     click.echo(describe_trace(workload.source), err=True)
     click.echo(describe_profile(deployment.profile), err=True)
     cost = deployment.profile.cost(async_scheduling=deployment.config.engine.async_scheduling)
-    with record_folder(out) if out else nullcontext() as folder:
+    manifest = _manifest(spec, workload.source, deployment, choice, slo)
+    with record_folder(out, manifest) if out else nullcontext() as folder:
         try:
             result = simulate(workload, deployment.config, cost, choice.batch, choice.route)
         except PolicyError as error:
             raise save_evidence(error, folder) from error
         summary = summarise(result.requests, [asdict(rank) for rank in result.ranks], result.end_s, slo)
         if folder:
-            manifest = _manifest(spec, workload.source, deployment, choice, slo)
             manifest |= {"extrapolated": dict(cost.extrapolated), "summary": _plain(summary)}
             write_record(folder, result.record(manifest))
     title = f"{choice.text}, {deployment.config.num_ranks} rank(s) of {deployment.profile.label}"
