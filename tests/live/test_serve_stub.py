@@ -256,6 +256,58 @@ def test_a_replica_that_dies_on_every_token_is_given_up(deployment: Deployment) 
     assert deployment.complete()[0] == 200
 
 
+def test_nobody_hangs_vanishes_or_is_answered_twice(deployment: Deployment) -> None:
+    """Sixteen clients ask without pause while replicas are killed in turn: every answer is one of three."""
+    fates: dict[str, int] = {"whole": 0, "broken": 0, "refused": 0}
+    lock, stop = threading.Lock(), threading.Event()
+    mistakes: list[Any] = []
+
+    def fate_of(stream: Stream) -> str:
+        if stream.status != 200:
+            return "refused" if stream.status == 503 else "?"
+        *events, done = stream.rest()
+        tokens = [event["choices"][0]["text"] for event in events if "choices" in event]
+        if done != "[DONE]" or tokens != [f"t{i} " for i in range(len(tokens))]:
+            return "?"
+        if len(tokens) == len(events):
+            return "whole" if len(tokens) == 10 else "?"
+        return "broken" if "error" in events[-1] and len(tokens) == len(events) - 1 else "?"
+
+    def client() -> None:
+        while not stop.is_set():
+            try:
+                stream = deployment.stream(max_tokens=10, stub={"gap_s": 0.003})
+                fate = fate_of(stream)
+            except Exception as error:
+                fate = repr(error)
+            with lock:
+                if fate in fates:
+                    fates[fate] += 1
+                else:
+                    mistakes.append(fate)
+
+    clients = [threading.Thread(target=client, daemon=True) for _ in range(16)]
+    for thread in clients:
+        thread.start()
+    for kill in range(6):
+        wait_for(lambda: deployment.states() == {"0": "up", "1": "up"}, "both are up")
+        os.kill(deployment.replica_pid(kill % 2), signal.SIGKILL)
+        wait_for(lambda: deployment.states() != {"0": "up", "1": "up"}, "a death is noticed", seconds=1.0)
+    stop.set()
+    for thread in clients:
+        thread.join(30)
+        assert not thread.is_alive(), "a request hangs"
+    assert not mistakes, mistakes[:3]
+    assert fates["whole"] > 0
+    assert fates["broken"] > 0
+    counted = {
+        name: deployment.metric("simmoe_requests_total", outcome=outcome)
+        for name, outcome in (("whole", "answered"), ("broken", "broken"), ("refused", "no replica"))
+    }
+    assert counted == fates
+    assert inflight(deployment) == 0
+
+
 def test_an_engine_s_own_error_is_passed_on(deployment: Deployment) -> None:
     status, answer, _ = deployment.complete(stub={"error": 500})
     assert (status, answer["error"]["message"]) == (500, "as scripted")
