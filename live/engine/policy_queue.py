@@ -281,6 +281,9 @@ class WaitingView(Sequence[RequestView]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[RequestView]: ...
     def __getitem__(self, index: int | slice) -> RequestView | Sequence[RequestView]:
+        queue = self._queue
+        if type(index) is int and index >= 0 and not queue._preempted:  # what policies search by, at least cost
+            return queue._sorted[queue._head + index].view
         if isinstance(index, slice):
             return [self._queue.view_at(i) for i in range(*index.indices(len(self._queue)))]
         if index < 0:

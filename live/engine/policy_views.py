@@ -13,33 +13,49 @@ class RunningShare:
     """What running requests have taken of the step being composed, told by vLLM's own block allocations.
 
     vLLM keeps a step's remaining token budget in a local variable. Each running request it gives tokens to passes
-    through ``KVCacheManager.allocate_slots`` exactly once with success, so the sum there is what is gone.
+    through ``KVCacheManager.allocate_slots`` exactly once with success, so the sum there is what is gone. This is on
+    the path of every running request in every step: it notes, and whoever asks adds up.
     """
 
-    def __init__(self, kv_cache_manager: Any, ks: dict[str, int]) -> None:
-        self._ks = ks
-        self._allocate = kv_cache_manager.allocate_slots
-        kv_cache_manager.allocate_slots = self._allocate_slots
-        self.clear()
+    def __init__(self, kv_cache_manager: Any) -> None:
+        names: list[str] = []
+        tokens: list[int] = []
+        chunks: dict[str, int] = {}
+        allocate = kv_cache_manager.allocate_slots
+
+        def allocate_slots(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+            blocks = allocate(request, num_new_tokens, *args, **kwargs)
+            if blocks is not None and "full_sequence_must_fit" not in kwargs:  # which vLLM passes for those that wait
+                names.append(request.request_id)
+                tokens.append(num_new_tokens)
+                if request.is_prefill_chunk:
+                    chunks[request.request_id] = num_new_tokens
+            return blocks
+
+        kv_cache_manager.allocate_slots = allocate_slots
+        self._names, self._tokens = names, tokens
+        self.chunks = chunks
+        """Tokens given to prompts in progress, by request id."""
 
     def clear(self) -> None:
         """Begin a step."""
-        self.num_tokens = self.num_seqs = self.k = 0
-        """Tokens, requests, and the largest budget among them."""
-        self.chunks: dict[str, int] = {}
-        """Tokens given to prompts in progress, by request id."""
+        self._names.clear()
+        self._tokens.clear()
+        self.chunks.clear()
 
-    def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
-        blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
-        if blocks is not None and "full_sequence_must_fit" not in kwargs:  # which vLLM passes for those that wait
-            self.num_tokens += num_new_tokens
-            self.num_seqs += 1
-            k = self._ks[request.request_id]
-            if k > self.k:
-                self.k = k
-            if request.is_prefill_chunk:
-                self.chunks[request.request_id] = num_new_tokens
-        return blocks
+    @property
+    def num_seqs(self) -> int:
+        """Running requests that were given tokens."""
+        return len(self._names)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens they were given."""
+        return sum(self._tokens)
+
+    def largest_k(self, ks: dict[str, int]) -> int:
+        """Return the largest budget among them; 0 if there are none."""
+        return max(map(ks.__getitem__, self._names), default=0)
 
 
 class ViewBuilder:
@@ -55,7 +71,7 @@ class ViewBuilder:
         self.dp_rank = 0
         """Which rank it is."""
         self.wall_offset_s = wall_offset_s
-        self.share = RunningShare(scheduler.kv_cache_manager, scheduler.request_ks)
+        self.share = RunningShare(scheduler.kv_cache_manager)
         self._running = RunningView(scheduler, self.running)
         self._recomputed: dict[str, int] = {}
         """Prompt tokens of requests that were preempted, outputs before the last preemption included."""
@@ -89,7 +105,7 @@ class ViewBuilder:
             max_num_seqs=scheduler.max_num_active_reqs,
             free_kv_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             block_size=scheduler.block_size,
-            k_running=self.share.k,
+            k_running=self.share.largest_k(scheduler.request_ks),
             oldest=queue.oldest(),
             num_preempted=queue.num_preempted,
         )
