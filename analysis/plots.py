@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from simmoe.analysis.grid import SweepGrid
 from simmoe.errors import OutputError
@@ -125,15 +126,16 @@ def _draw(figure: Figure, grid: SweepGrid, title: str, goodput: bool) -> None:
 def _draw_panel(ax: Axes, grid: SweepGrid, panel: Panel) -> None:
     estimate = grid.change(panel.metric) if panel.compared else grid.estimate(panel.metric)
     x = np.array(grid.rates)
+    log = panel.log and _spans_decades(estimate.mean + (1.0 if panel.compared else 0.0))
     offset = 1.0 if panel.compared else 0.0
     for j, policy in enumerate(grid.policies):
         mean = panel.scale * (offset + estimate.mean[:, j])
         half = panel.scale * np.nan_to_num(estimate.half_width[:, j])
         colour, marker, dash = _style(j)
-        low = np.maximum(mean - half, mean * 1e-2) if panel.log else mean - half  # a log axis has no room below 0
+        low = np.maximum(mean - half, mean / 4) if log else mean - half  # a log axis has no room below 0
         ax.fill_between(x, low, mean + half, color=colour, alpha=0.16, linewidth=0)
         ax.plot(x, mean, color=colour, marker=marker, linestyle=dash, label=policy, zorder=3)
-    if panel.log and np.isfinite(estimate.mean).any():
+    if log:
         _label_log_axis(ax)
     ax.set_xlim(0, x[-1] * 1.05)
     capacity = grid.capacity_per_s
@@ -147,6 +149,12 @@ def _draw_panel(ax: Axes, grid: SweepGrid, panel: Panel) -> None:
             zorder=1,
             label=f"saturation of {grid.baseline}",
         )
+
+
+def _spans_decades(values: npt.NDArray[np.float64]) -> bool:
+    """Return whether positive values differ so much that only a logarithmic axis shows them all."""
+    known = values[np.isfinite(values) & (values > 0)]
+    return bool(known.size) and float(known.max() / known.min()) > 3
 
 
 def _label_log_axis(ax: Axes) -> None:
@@ -191,7 +199,7 @@ def _draw_requested(ax: Axes, grid: SweepGrid) -> None:
 
 def _answer(grid: SweepGrid) -> str:
     """Say in one line which policy has the least mean TTFT at which load, joining neighbouring rates."""
-    change = grid.change("ttft_mean_s").mean
+    change, change_p99 = grid.change("ttft_mean_s").mean, grid.change("ttft_p99_s").mean
     spans: list[tuple[str, bool, list[int]]] = []  # policy, whether it is tied with the baseline, places of the rates
     for i, winner in enumerate(grid.winners("ttft_mean_s")):
         if winner is None:
@@ -203,11 +211,17 @@ def _answer(grid: SweepGrid) -> str:
             spans.append((winner.policy, tied, [i]))
     parts = []
     for policy, tied, places in spans:
-        changes = [100 * float(change[i, grid.policies.index(policy)]) for i in places]
-        gain = f", {_range(changes, '+.0f')} % against {grid.baseline}"
+        j = grid.policies.index(policy)
+        mean, p99 = ([100 * float(of[i, j]) for i in places] for of in (change, change_p99))
+        gain = f", {_extremes(mean)} % against {grid.baseline} (99th percentile {_extremes(p99)} %)"
         note = f" (tied with {grid.baseline})" if tied else "" if policy == grid.baseline else gain
         parts.append(f"{policy} at {_range([grid.rates[i] for i in places], 'g')}/s{note}")
     return "Least mean TTFT: " + ("; ".join(parts) if parts else "no request finished")
+
+
+def _extremes(changes: list[float]) -> str:
+    low, high = f"{min(changes):+.0f}", f"{max(changes):+.0f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _range(values: list[float], form: str) -> str:
