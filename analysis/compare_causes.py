@@ -92,7 +92,7 @@ class StepRatios:
         self._by_kind = {kind: theirs[kind].relative / one.relative for kind, one in ours.items() if kind in theirs}
         compared_s = sum(ours[kind].seconds for kind in self._by_kind)
         weighted_s = sum(ours[kind].seconds * ratio for kind, ratio in self._by_kind.items())
-        spent_s = float(first["duration_s"].sum())
+        spent_s = float(step_periods(first).sum())
         self.compared_share = compared_s / spent_s if spent_s else 0.0
         """Share of the first record's step time that is in kinds of step the second has too."""
         self.overall = weighted_s / compared_s if compared_s else 1.0
@@ -102,6 +102,18 @@ class StepRatios:
         """Return the ratio for a step like this one; the overall one where the records have no such step in common."""
         kind = (num_prefill_tokens.bit_length(), num_decode_seqs.bit_length(), kv_tokens.bit_length(), k_exec)
         return self._by_kind.get(kind, self.overall)
+
+
+def step_periods(steps: Columns) -> FloatColumn:
+    """Return the time from each step's start to the next one's, [num_steps] seconds; its duration before a pause.
+
+    An engine that has somebody to decode for goes on at once, so what lies between two such steps is the host's time,
+    which a live record's durations may leave out.
+    """
+    periods = steps["duration_s"].astype(np.float64)
+    goes_on = (steps["dp_rank"][1:] == steps["dp_rank"][:-1]) & (steps["num_decode_tokens"][1:] > 0)
+    periods[:-1][goes_on] = np.diff(steps["start_s"])[goes_on]
+    return periods
 
 
 class _KindTimes(NamedTuple):
@@ -118,7 +130,7 @@ def _relative_times(
     kinds, index = np.unique(np.stack([*sizes, steps["k_exec"]], axis=1), axis=0, return_inverse=True)
     index = index.reshape(-1)
     expected = np.ones(len(index)) if expected_s is None else expected_s(steps)
-    seconds = np.bincount(index, weights=steps["duration_s"], minlength=len(kinds)).tolist()
+    seconds = np.bincount(index, weights=step_periods(steps), minlength=len(kinds)).tolist()
     norms = np.bincount(index, weights=expected, minlength=len(kinds)).tolist()
     return {
         tuple(kind): _KindTimes(spent, spent / norm)

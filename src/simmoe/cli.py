@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "search": ("simmoe.commands.search:search", "The highest rate at which latency objectives hold; tuning."),
     "run": ("simmoe.commands.run:run", "Simulate one workload under one policy and write its run record."),
     "compare": ("simmoe.commands.compare:compare", "Two run records of one workload: how far apart, and why."),
+    "validate": ("simmoe.commands.validate:validate", "A live run, the same simulated, and the two compared."),
     "traces": ("simmoe.commands.traces:traces", "List, describe, fetch and convert request traces."),
     "policies": ("simmoe.commands.policies:policies", "List policies; check one against the protocol."),
     "profile": ("simmoe.commands.profile:profile", "Measure, show and plot step-cost tables T(n, k)."),

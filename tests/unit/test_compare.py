@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from simmoe.analysis.compare import COMPARED, STATISTICS, Pairing, differences
-from simmoe.analysis.compare_causes import CAUSES, StepRatios, direct_causes
+from simmoe.analysis.compare_causes import CAUSES, StepRatios, direct_causes, step_periods
 from simmoe.cli import run as cli
 from simmoe.commands.counterfactual import find_causes
 from simmoe.errors import RecordError
@@ -129,14 +129,26 @@ def test_steps_are_compared_with_their_like() -> None:
         "kv_tokens": np.array([100, 120, 0]),
         "k_exec": np.array([4, 4, 8]),
         "duration_s": np.array([0.01, 0.01, 0.05]),
+        "start_s": np.array([0.0, 0.01, 0.02]),
+        "dp_rank": np.zeros(3, dtype=np.int64),
     }
     other = {name: column[:2] for name, column in steps.items()}
-    other["duration_s"] = np.array([0.01, 0.04])
+    other["start_s"], other["duration_s"] = np.array([0.0, 0.02]), np.array([0.01, 0.03])
     ratios = StepRatios(steps, other)
     assert ratios.overall == pytest.approx(2.5)
     assert ratios.compared_share == pytest.approx(2 / 7)
     assert ratios.ratio(0, 12, 127, 4) == pytest.approx(2.5)
     assert ratios.ratio(0, 12, 127, 5) == ratios.overall
+
+
+def test_the_hosts_time_between_steps_counts_and_a_pause_does_not() -> None:
+    steps = {
+        "start_s": np.array([0.0, 2.0, 7.0, 1.0]),
+        "duration_s": np.array([1.0, 1.5, 1.0, 1.0]),
+        "num_decode_tokens": np.array([1, 1, 0, 1]),
+        "dp_rank": np.array([0, 0, 0, 1]),
+    }
+    assert step_periods(steps).tolist() == [2.0, 1.5, 1.0, 1.0]
 
 
 def test_records_of_other_workloads_are_refused(base: RunRecord) -> None:

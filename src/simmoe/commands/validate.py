@@ -1,0 +1,104 @@
+"""``simmoe validate``: a live run, the simulator with the same workload, limits and profile, and the two compared."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simmoe.commands.compare import compare
+from simmoe.commands.live import run as live_run
+from simmoe.commands.notes import describe_extrapolation, versions
+from simmoe.commands.record_folder import record_folder
+from simmoe.errors import RecordError, UsageError
+from simmoe.policies.registry import parse_policy
+from simmoe.profiles.catalog import Profile, load_profile
+from simmoe.records import RunRecord, read_record, write_record
+from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
+from simmoe.simulator.simulation import simulate
+from simmoe.traces.workload import Workload
+
+
+@click.pass_context
+def _validate(context: click.Context, /, live: str | None, out: str, profile: str, **options: Any) -> None:
+    """Run live, simulate the same, compare.
+
+    Options are those of 'simmoe live run'; with --live RECORD only --profile counts. DIR gets live/, sim/ and compare/.
+    """
+    folder = Path(out)
+    if live is None:
+        live = str(folder / "live")
+        context.invoke(live_run, out=live, profile=profile, **options)
+    record = read_record(live)
+    loaded = load_profile(profile)
+    with record_folder(str(folder / "sim"), {"live": record.manifest}) as sim:
+        simulated, note = simulate_like(record, loaded)
+        write_record(sim, simulated)
+    if note:
+        click.echo(note, err=True)
+    context.invoke(compare, first=str(sim), second=live, out=str(folder / "compare"))
+
+
+_OWN = {"out"}
+
+validate = click.Command(
+    "validate",
+    callback=_validate,
+    help=_validate.__doc__,
+    params=[
+        click.Option(["--out"], metavar="DIR", required=True, help="Folder for both records and their comparison."),
+        click.Option(["--live"], metavar="RECORD", help="A live run's record, in place of a run now."),
+        *(parameter for parameter in live_run.params if parameter.name not in _OWN),
+    ],
+)
+
+
+def simulate_like(live: RunRecord, profile: Profile) -> tuple[RunRecord, str]:
+    """Simulate a live run's workload under its policy, within its engines' limits.
+
+    Returns:
+        The simulated record, its steps kept, and what the profile had to extrapolate.
+    Raises:
+        RecordError: the record does not say what engines or what policy it had.
+        UsageError: the profile is of another k_max.
+    """
+    manifest = live.manifest
+    given = manifest.get("config") or {}
+    policy = (manifest.get("policy") or {}).get("given")
+    if manifest.get("kind") != "live" or not given.get("engine") or not policy:
+        raise RecordError("the record does not say which engines and policy it had; record a run of 'simmoe live run'")
+    if profile.k_max != given["k_max"]:
+        raise UsageError(f"profile '{profile.name}' has k_max {profile.k_max}; the live engines have {given['k_max']}")
+    known = {field.name for field in fields(EngineConfig)}
+    config = SimConfig(
+        num_ranks=given["num_ranks"],
+        k_max=profile.k_max,
+        k_granularity=profile.k_granularity,
+        engine=EngineConfig(**{name: value for name, value in given["engine"].items() if name in known}),
+        front_end=FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s),
+        record_steps=True,
+    )
+    choice = parse_policy(policy)
+    requests = live.requests
+    workload = Workload(
+        request_id=[str(name) for name in requests["request_id"]],
+        arrival_s=requests["arrival_s"],
+        prompt_tokens=requests["prompt_tokens"],
+        output_tokens=requests["output_tokens"],
+        k_qos=requests["k_qos"],
+    )
+    cost = profile.cost(async_scheduling=config.engine.async_scheduling)
+    result = simulate(workload, config, cost, choice.batch, choice.route)
+    simulated = {
+        "kind": "run",
+        "versions": versions(),
+        "workload": manifest.get("workload"),
+        "config": config.as_dict(),
+        "profile": {"name": profile.name, "status": profile.status, "sha256": profile.sha256},
+        "policy": manifest["policy"],
+        "live": manifest,
+        "extrapolated": dict(cost.extrapolated),
+    }
+    return result.record(simulated), describe_extrapolation(cost.extrapolated) or ""

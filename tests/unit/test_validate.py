@@ -1,0 +1,53 @@
+"""Validating: a record that says it is live is simulated under its own limits, and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simmoe.cli import run as cli
+from simmoe.records import RunRecord, read_record, write_record
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Path:
+    """A record as 'simmoe live run' writes it, of engines that take exactly the profile's times."""
+    options = ["--rate", "20", "--requests", "150", "--ranks", "2", "--max-num-seqs", "20", "--record-steps"]
+    assert cli(["run", *options, "--policy", "tiers+lanes", "--out", str(tmp_path / "was")]) == 0
+    record = read_record(tmp_path / "was")
+    config = record.manifest["config"]
+    engine = {name: value for name, value in config["engine"].items() if name != "watermark"}
+    manifest = {
+        "kind": "live",
+        "config": {"num_ranks": 2, "k_max": config["k_max"], "engine": engine},
+        "policy": record.manifest["policy"],
+        "workload": record.manifest["workload"],
+    }
+    return write_record(tmp_path / "live", RunRecord(record.requests, manifest, record.steps))
+
+
+def test_engines_of_the_profiles_own_times_are_simulated_without_error(live: Path, tmp_path: Path) -> None:
+    assert cli(["validate", "--live", str(live), "--out", str(tmp_path / "out")]) == 0
+    content = json.loads((tmp_path / "out" / "compare" / "compare.json").read_text())
+    assert content["num_paired"] == 150 and content["causes"]["counterfactual"]
+    assert all(row["error"] == 0 for row in content["differences"])
+    assert read_record(tmp_path / "out" / "sim").manifest["config"]["engine"]["max_num_seqs"] == 20
+
+
+def test_a_record_without_engines_is_refused(live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = read_record(live)
+    del record.manifest["config"]["engine"]
+    write_record(live, record)
+    assert cli(["validate", "--live", str(live), "--out", str(tmp_path / "out")]) == 3
+    assert "does not say which engines" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_profile_of_another_k_max_is_refused(live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = read_record(live)
+    record.manifest["config"]["k_max"] = 8
+    write_record(live, record)
+    assert cli(["validate", "--live", str(live), "--out", str(tmp_path / "out")]) == 2
+    assert "has k_max 32; the live engines have 8" in capsys.readouterr().err
