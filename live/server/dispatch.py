@@ -83,13 +83,13 @@ class Dispatcher:
             return
         if self._up and isinstance(self.policy, Inspectable):
             self._snapshots.append(self.policy.snapshot())
-        self._up = list(ranks)
+        self._up, self.fallback_reason = list(ranks), ""
         if not ranks:
             return
         context = replace(self._context, num_ranks=len(ranks))
         self._asker = Asker(context)
         try:
-            self.policy, self.fallback_reason = self._choice.route(context), ""
+            self.policy = self._choice.route(context)
         except SimmoeError as error:
             self.policy, self.fallback_reason = QueueAware(), str(error)
 

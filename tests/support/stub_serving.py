@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from simmoe.commands.serve import _PolicyErrors
+from simmoe.commands.serve import PolicyErrors
 from simmoe.live.server.router import RouterOptions
 from simmoe.live.server.serving import Serving, serve
 from simmoe.policies.registry import parse_policy
@@ -46,7 +46,7 @@ def main() -> int:
             launch=StubLaunch(args.replicas),
             port=0,
             on_ready=lambda url: print(f"serving stubs at {url}/v1", flush=True),
-            on_policy_error=_PolicyErrors(),
+            on_policy_error=PolicyErrors(),
         )
     )
 

@@ -118,7 +118,7 @@ def serve(
         log_dir=log_dir,
         drain_timeout_s=drain_timeout_s,
         on_ready=lambda url: click.echo(f"serving {model or ', '.join(urls)} at {url}/v1 ({_text(num_ranks, choice)})"),
-        on_policy_error=_PolicyErrors(),
+        on_policy_error=PolicyErrors(),
     )
     return run_server(serving)
 
@@ -146,7 +146,7 @@ def check_default_k(default_k: int | None, k_max: int) -> None:
         raise UsageError(f"--default-k is {default_k}; this model takes 1 to {k_max}")
 
 
-class _PolicyErrors:
+class PolicyErrors:
     """Logs each failure of the route policy, and saves the call of the first."""
 
     def __init__(self) -> None:
