@@ -80,7 +80,8 @@ class SimConfig:
     fast_forward: bool = True
     """Advance stretches of steps in which nothing changes in one event; every result is bit-equal either way."""
     max_time_s: float | None = None
-    """Stop the clock here and report what is still running or queued; None: until every request has left."""
+    """Stop the clock here and report what is still running or queued; requests that would arrive later are left out.
+    None: until every request has left."""
 
     def __post_init__(self) -> None:
         _require(self.num_ranks >= 1, "num_ranks", self.num_ranks, "at least 1")

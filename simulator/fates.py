@@ -67,10 +67,10 @@ class Fates:
         self._status[request.row] = "running" if running else "queued"
         self._num_preemptions[request.row] = request.num_preemptions
 
-    def columns(self) -> Columns:
-        """Return the table of records.REQUEST_COLUMNS."""
+    def columns(self, num_arrived: int) -> Columns:
+        """Return the table of records.REQUEST_COLUMNS over the first ``num_arrived`` requests."""
         workload = self.workload
-        return {
+        table = {
             "request_id": np.array(workload.request_id, dtype=object),
             "arrival_s": workload.arrival_s,
             "dispatched_s": self._dispatched_s,
@@ -84,3 +84,4 @@ class Fates:
             "num_preemptions": self._num_preemptions,
             "status": self._status,
         }
+        return {name: column[:num_arrived] for name, column in table.items()}

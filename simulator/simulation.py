@@ -130,22 +130,24 @@ class _Simulation:
     def run(self) -> SimResult:
         """Run to the end, or to ``max_time_s``."""
         self._schedule_arrivals()
+        num_arrived = len(self.workload)
         if self.config.max_time_s is None:
             self.clock.run()
         else:
             self.clock.run_before(self.config.max_time_s)
             for engine in self.engines:
                 engine.halt(self.config.max_time_s)
+            num_arrived = int(np.searchsorted(self.workload.arrival_s, self.config.max_time_s))
         for request in self._requests.values():
             engine = self.engines[self.fates.dp_rank[request.row]]
             self.fates.left_over(request, running=request in engine.scheduler.running)
         return SimResult(
-            requests=self.fates.columns(),
+            requests=self.fates.columns(num_arrived),
             ranks=self.totals,
             end_s=self.fates.end_s if self.config.max_time_s is None else self.config.max_time_s,
             steps=StepLog.columns(self.logs) if self.logs else None,
             policy_state=self._policy_state(),
-            notes=self._notes(),
+            notes=self._notes(num_arrived),
         )
 
     # ------------------------------------------------------------------------------------------------------- arrivals
@@ -201,8 +203,9 @@ class _Simulation:
                 state[f"batch_{rank}"] = dict(engine.scheduler.policy.snapshot())
         return state
 
-    def _notes(self) -> dict[str, Any]:
+    def _notes(self, num_arrived: int) -> dict[str, Any]:
         return {
+            "requests_after_the_end": len(self.workload) - num_arrived,
             "rejected": dict(sorted(self.fates.rejections.items())),
             "gates_opened": sum(engine.scheduler.gates_opened for engine in self.engines),
             "route_decided_at": "arrival_s + ingress_s",

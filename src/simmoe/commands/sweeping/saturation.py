@@ -25,6 +25,9 @@ LOADS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15)
 #: together finish together.
 ROUNDS = 16
 
+#: Many ranks get fewer rounds, at least 4, rather than more requests than this.
+MOST_REQUESTS = 65_536
+
 
 def offline_cell(cell: Cell) -> Cell:
     """Return the cell that shows where the deployment and policy of ``cell`` saturate, at seed 0."""
@@ -33,7 +36,10 @@ def offline_cell(cell: Cell) -> Cell:
     mean_tokens = float((workload.prompt_tokens + workload.output_tokens).mean())
     in_cache = (engine.num_gpu_blocks - 1) * engine.block_size / mean_tokens
     at_once = cell.config.num_ranks * max(1, min(engine.max_num_seqs, math.ceil(in_cache)))
-    return replace(cell, workload=replace(cell.workload, requests=ROUNDS * at_once, rate=math.inf, seed=0))
+    rounds = min(ROUNDS, max(4, MOST_REQUESTS // at_once))
+    # At an infinite rate Poisson arrivals all come at 0 s, and rows may come again, which replay does not allow.
+    offline = replace(cell.workload, requests=rounds * at_once, arrivals="poisson", rate=math.inf, seed=0)
+    return replace(cell, workload=offline)
 
 
 def saturation_rate(offline: Metrics, policy: str) -> float:
