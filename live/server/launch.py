@@ -18,7 +18,7 @@ from simmoe.policies.registry import PolicyChoice
 
 Graphs = Literal["keyed", "default", "none"]
 
-_GPUS = Path("/proc/driver/nvidia/gpus")
+_DEVICES = Path("/dev")
 
 
 def visible_gpus() -> list[str]:
@@ -26,7 +26,7 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
-    return [str(i) for i in range(len(list(_GPUS.iterdir())))] if _GPUS.is_dir() else []
+    return [str(i) for i in range(len(list(_DEVICES.glob("nvidia[0-9]*"))))]
 
 
 def read_k_max(model: Path) -> int:

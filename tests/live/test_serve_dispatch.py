@@ -86,9 +86,10 @@ def test_the_simulator_s_front_end_shows_the_same(events: list[tuple[str, object
         elif kind == "publish":
             assert isinstance(what, list)
             now_s += INTERVAL_S
-            for rank, said in enumerate(what):
-                engines[rank].counts = SimulatedCounts(*said, k_running=0)
-                dispatcher.publish(rank, Counts(*said), dispatcher.mark(rank), now_s)
+            for rank, (num_waiting, num_running, kv_used) in enumerate(what):
+                engines[rank].counts = SimulatedCounts(num_waiting, num_running, kv_used, 0)
+                counts = Counts(num_waiting, num_running, kv_used)
+                dispatcher.publish(rank, counts, dispatcher.mark(rank), now_s)
             front_end.route(request(1), now_s)  # the simulator reads publications when it next routes
             tickets.append(dispatcher.route(request(1), 1, now_s))
     for theirs, ours in zip(simulated.shown, live.shown, strict=True):
