@@ -17,7 +17,7 @@ from simmoe.errors import LiveError, OutputError, PolicyError
 from simmoe.live.server.budgets import Budgets
 from simmoe.live.server.dispatch import Dispatcher
 from simmoe.live.server.launch import Launch
-from simmoe.live.server.replica import LocalReplica, Replica
+from simmoe.live.server.replica import UNRESPONSIVE_S, LocalReplica, Replica
 from simmoe.live.server.router import Router, RouterOptions
 from simmoe.live.server.upstream import Address
 from simmoe.policies.protocols import PolicyContext
@@ -75,9 +75,10 @@ async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
     watching = [asyncio.create_task(replica.run()) for replica in replicas]
     try:
         stopped = asyncio.create_task(stops.get())
-        up = asyncio.gather(*(replica.first_up for replica in replicas))
+        up = asyncio.create_task(_wait_until_up(replicas, needs_all=serving.launch is not None))
         await asyncio.wait((stopped, up), return_when=asyncio.FIRST_COMPLETED)
         if stopped.done():
+            up.cancel()
             return 0
         await up
         router = _make_router(serving, replicas)
@@ -95,6 +96,28 @@ async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
         await asyncio.gather(*(replica.stop() for replica in replicas))
+
+
+async def _wait_until_up(replicas: Sequence[Replica], *, needs_all: bool) -> None:
+    """Wait for every engine, or for one and a moment longer: one of several hosts may be down for good.
+
+    Raises:
+        LiveError: an engine of ours does not start.
+    """
+    log.info("waiting for %s", ", ".join(f"replica {replica.rank} at {replica.address}" for replica in replicas))
+    for replica in replicas:
+        replica.on_change = _log_change
+    futures = [replica.first_up for replica in replicas]
+    if needs_all:
+        await asyncio.gather(*futures)
+    else:
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(futures, timeout=UNRESPONSIVE_S)
+
+
+def _log_change(replica: Replica, why: str) -> None:
+    level = logging.WARNING if replica.state in ("down", "unresponsive") else logging.INFO
+    log.log(level, "replica %d is %s: %s", replica.rank, replica.state, why)
 
 
 async def _drain(serving: Serving, router: Router, server: asyncio.Server, stops: asyncio.Queue[str]) -> int:
@@ -136,8 +159,7 @@ def _make_router(serving: Serving, replicas: Sequence[Replica]) -> Router:
     router = Router(replicas, dispatcher, budgets, serving.options, serving.on_policy_error)
 
     def on_change(replica: Replica, why: str) -> None:
-        level = logging.WARNING if replica.state in ("down", "unresponsive") else logging.INFO
-        log.log(level, "replica %d is %s: %s", replica.rank, replica.state, why)
+        _log_change(replica, why)
         if replica.state == "down":
             router.metrics.deaths.labels(replica.rank).inc()
         up = [other.rank for other in replicas if other.state == "up"]

@@ -9,6 +9,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -379,11 +381,23 @@ def test_a_second_signal_cuts_off(deployment: Deployment) -> None:
         assert "[DONE]" not in stream.rest()
 
 
+def test_one_of_several_hosts_may_be_down(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.stub_engine"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        try:
+            assert engine.stdout is not None
+            port = engine.stdout.readline().strip()
+            arguments = ["simmoe", "serve", "--port", "0", "--policy", "lanes", "--url", "http://127.0.0.1:1"]
+            with deployed(tmp_path / "serve.log", [*arguments, "--url", f"http://127.0.0.1:{port}"]) as deployment:
+                assert deployment.states() == {"0": "down", "1": "up"}
+                assert deployment.complete()[2]["x-simmoe-rank"] == "1"
+            assert "replica 0 is down: nobody answers at http://127.0.0.1:1" in deployment.log.read_text()
+        finally:
+            engine.kill()
+
+
 @pytest.mark.parametrize("plain", [False, True], ids=["simmoe's", "vLLM's"])
 def test_engines_elsewhere_are_watched_too(tmp_path: Path, plain: bool) -> None:
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "tests.support.stub_engine", *(["--plain"] if plain else [])]
     engines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:

@@ -48,7 +48,13 @@ def live() -> None:
 @click.option("--k-max", type=int, help="Largest budget of the workload with --url.  [default: 32]")
 @click.option("--policy", metavar="POLICY", help="With --model.  [default: fifo+queue-aware]")
 @click.option("--profile", default=DEFAULT_PROFILE, show_default=True, help="Step-cost profile T(n, k) comes from.")
-@click.option("--graphs", type=click.Choice(("keyed", "default", "none")), default="keyed", show_default=True)
+@click.option(
+    "--graphs",
+    type=click.Choice(("keyed", "default", "none")),
+    default="keyed",
+    show_default=True,
+    help="GPU: CUDA graphs keyed by k at every size, at vLLM's default sizes, or none.",
+)
 @click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
 @click.option("--default-k", type=int, help="Budget of a request that names none.  [default: the largest]")

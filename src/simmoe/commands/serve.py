@@ -36,7 +36,13 @@ _LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
 @click.option(
     "--max-inflight", type=click.IntRange(min=1), help="Requests in flight, then 429.  [default: 2048 a replica]"
 )
-@click.option("--graphs", type=click.Choice(("keyed", "default", "none")), default="keyed", show_default=True)
+@click.option(
+    "--graphs",
+    type=click.Choice(("keyed", "default", "none")),
+    default="keyed",
+    show_default=True,
+    help="GPU: CUDA graphs keyed by k at every size, at vLLM's default sizes, or none.",
+)
 @click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
 @click.option("--record-steps", is_flag=True, help="Engines keep their steps until 'simmoe live run --url' takes them.")
