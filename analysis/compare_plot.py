@@ -97,7 +97,8 @@ def _draw_distributions(ax: Axes, values: list[FloatColumn], title: str) -> None
         if len(known):
             ax.step(known, np.arange(1, len(known) + 1) / len(known), where="post", color=colour, linestyle=dash)
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_ylim(0, 1.01)

@@ -44,7 +44,8 @@ class DecisionRecorder:
     """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
-        self._file: IO[str] = path.open("w", encoding="utf-8")
+        # line by line: an engine process is often killed, and what it decided is wanted then more than ever
+        self._file: IO[str] = path.open("w", buffering=1, encoding="utf-8")
         self._write({"decisions": VERSION, **header})
         self._computed: dict[str, int] = {}
         """Tokens computed by each request that ran at the last call, as of then."""
