@@ -76,7 +76,7 @@ async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
     try:
         stopped = asyncio.create_task(stops.get())
         up = asyncio.create_task(_wait_until_up(replicas, needs_all=serving.launch is not None))
-        await asyncio.wait((stopped, up), return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(stopped, up, watching)
         if stopped.done():
             up.cancel()
             return 0
@@ -86,16 +86,21 @@ async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
         port = server.sockets[0].getsockname()[1]
         where = f"[{serving.host}]" if ":" in serving.host else serving.host
         serving.on_ready(f"http://{where}:{port}")
-        await asyncio.wait((stopped, *watching), return_when=asyncio.FIRST_COMPLETED)
-        for task in watching:
-            if task.done():
-                task.result()  # a watcher never ends by itself
+        await _first_of(stopped, stopped, watching)
         return await _drain(serving, router, server, stops)
     finally:
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
         await asyncio.gather(*(replica.stop() for replica in replicas))
+
+
+async def _first_of(one: asyncio.Task[Any], other: asyncio.Task[Any], watching: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for one of two tasks, or for the failure of a watcher, which is raised."""
+    await asyncio.wait({one, other, *watching}, return_when=asyncio.FIRST_COMPLETED)
+    for task in watching:
+        if task.done():
+            task.result()
 
 
 async def _wait_until_up(replicas: Sequence[Replica], *, needs_all: bool) -> None:

@@ -381,6 +381,17 @@ def test_a_second_signal_cuts_off(deployment: Deployment) -> None:
         assert "[DONE]" not in stream.rest()
 
 
+def test_an_engine_that_does_not_start_stops_it_all(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.stub_serving", "--broken"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    assert done.returncode == 8
+    assert "did not start: its process exited with 1 (RuntimeError: no weights); see '" in done.stdout
+    log = Path(done.stdout.rpartition("see '")[2].strip().removesuffix("'"))
+    assert "RuntimeError: no weights" in log.read_text()
+
+
 def test_one_of_several_hosts_may_be_down(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.stub_engine"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 
 from simmoe.commands.serve import PolicyErrors
+from simmoe.errors import SimmoeError
 from simmoe.live.server.router import RouterOptions
 from simmoe.live.server.serving import Serving, serve
 from simmoe.policies.registry import parse_policy
@@ -19,9 +20,13 @@ class StubLaunch:
     """Stub engines instead of vLLM's."""
 
     num_ranks: int
+    is_broken: bool = False
+    """Whether an engine ends as soon as it is started."""
 
     def command(self, rank: int, uds: str) -> list[str]:
         """Return the stub's command."""
+        if self.is_broken:
+            return [sys.executable, "-c", "raise RuntimeError('no weights')"]
         return [sys.executable, "-m", "tests.support.stub_engine", "--uds", uds]
 
     def environment(self, rank: int) -> dict[str, str]:
@@ -36,19 +41,23 @@ def main() -> int:
     parser.add_argument("--policy", default="queue-aware")
     parser.add_argument("--max-inflight", type=int, default=64)
     parser.add_argument("--api-key", action="append", default=[])
+    parser.add_argument("--broken", action="store_true")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
-    return serve(
-        Serving(
-            choice=parse_policy(args.policy),
-            prefill_s=lambda n, k: n * k * 1e-6,
-            options=RouterOptions(max_inflight=args.max_inflight, api_keys=args.api_key),
-            launch=StubLaunch(args.replicas),
-            port=0,
-            on_ready=lambda url: print(f"serving stubs at {url}/v1", flush=True),
-            on_policy_error=PolicyErrors(),
-        )
+    serving = Serving(
+        choice=parse_policy(args.policy),
+        prefill_s=lambda n, k: n * k * 1e-6,
+        options=RouterOptions(max_inflight=args.max_inflight, api_keys=args.api_key),
+        launch=StubLaunch(args.replicas, args.broken),
+        port=0,
+        on_ready=lambda url: print(f"serving stubs at {url}/v1", flush=True),
+        on_policy_error=PolicyErrors(),
     )
+    try:
+        return serve(serving)
+    except SimmoeError as error:
+        print(error)
+        return error.exit_code
 
 
 if __name__ == "__main__":
