@@ -27,8 +27,10 @@ from simmoe.live.server.launch import EngineLaunch
 from simmoe.records import RunRecord
 from simmoe.traces.workload import Workload
 
-DRAIN_INTERVAL_S = 5.0
+DRAIN_INTERVAL_S = 2.0
 """How often steps are fetched from the engines: what is lost at most if one dies."""
+
+_LAST_FETCH_S = 10.0
 
 Host = LocalEngines | Endpoint
 
@@ -120,7 +122,7 @@ async def _run(
         finally:
             keeping.cancel()
         try:
-            await asyncio.wait_for(keeper.fetch(), DRAIN_INTERVAL_S)
+            await asyncio.wait_for(keeper.fetch(), _LAST_FETCH_S)
         except Exception:  # an engine that was interrupted too may be gone, and its last steps with it
             keeper.lost = set(keeper.facts)
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
