@@ -22,6 +22,9 @@ GROUPS: dict[Kind, str] = {"batch": "simmoe.batch_policies", "route": "simmoe.ro
 #: The method that makes a class a policy of each kind.
 METHODS: dict[Kind, str] = {"batch": "plan", "route": "route"}
 
+#: What a policy's code may raise that is its own fault: a call of ``sys.exit`` is one, Ctrl-C is not.
+FAILURES: tuple[type[BaseException], ...] = (Exception, SystemExit, GeneratorExit)
+
 
 @functools.cache
 def installed(kind: Kind) -> dict[str, importlib.metadata.EntryPoint]:
@@ -58,7 +61,7 @@ def load_named(name: str) -> tuple[type, Kind]:
     point = by_kind[kinds[0]][name]
     try:
         cls = point.load()
-    except Exception as error:
+    except FAILURES as error:
         raise PolicyError(f"policy '{name}' cannot be loaded from {point.value}: {describe(error)}") from error
     kind = kind_of(cls, name)
     if kind != kinds[0]:
@@ -103,14 +106,22 @@ def kind_of(cls: object, policy: str) -> Kind:
     return kinds[0]
 
 
+def message_of(error: BaseException) -> str:
+    """Return what an exception says, whatever its ``__str__`` does."""
+    try:
+        return str(error)
+    except FAILURES as failure:
+        return f"its message cannot be shown ({type(failure).__name__})"
+
+
 def describe(error: BaseException, path: Path | None = None) -> str:
     """Return one line for an exception: where it was raised (in ``path``, if it passed through there), and what.
 
     A failure reported on purpose speaks for itself.
     """
     if isinstance(error, SimmoeError):
-        return str(error)
-    what = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+        return message_of(error)
+    what = f"{type(error).__name__}: {message_of(error)}".splitlines()[0].rstrip(": ")
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if path is None or frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.filename and (path is None or error.filename == str(path)):
@@ -131,7 +142,7 @@ def _run(path: Path, sha256: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look their module up while and after it runs
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except FAILURES as error:
         del sys.modules[name]
         raise PolicyError(f"cannot load the policy file: {describe(error, path)}") from error
     return module

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from simmoe.errors import PolicyError, SimmoeError, UsageError
-from simmoe.policies.loading import Kind, describe, load_file, load_named
+from simmoe.policies.loading import FAILURES, Kind, describe, load_file, load_named
 from simmoe.policies.parameters import CONTEXT, Value, format_value, parameters_of, parse_parameters, takes_context
 from simmoe.policies.protocols import BatchPolicy, PolicyContext, RoutePolicy
 
@@ -73,7 +73,7 @@ class PolicyPart:
             return cls(**arguments)
         except SimmoeError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             raise PolicyError(f"policy '{self.text}' cannot be built: {describe(error, self.path)}") from error
 
 

@@ -25,10 +25,20 @@ from pathlib import Path
 from typing import Any
 
 from simmoe.errors import UsageError
-from simmoe.policies.loading import METHODS, Kind, describe, kind_of
+from simmoe.policies.loading import FAILURES, METHODS, Kind, describe, kind_of, message_of
 from simmoe.policies.protocols import Inspectable, PolicyContext
 from simmoe.policies.samples import SAMPLE_CONTEXT, ReadOnly, sample_route_calls, sample_views
-from simmoe.policies.validate import RouteCall, check_plan, check_rank, route_call_to_json, view_to_json
+from simmoe.policies.validate import (
+    KeysCall,
+    RouteCall,
+    check_k_floor,
+    check_plan,
+    check_queue_key,
+    check_rank,
+    check_snapshot,
+    route_call_to_json,
+    view_to_json,
+)
 from simmoe.policies.views import RequestView, StepView
 
 Make = Callable[[PolicyContext], Any]
@@ -64,7 +74,7 @@ def check_policy(make: Make, context: PolicyContext = SAMPLE_CONTEXT) -> list[Ch
     try:
         policy = make(context)
         kind = kind_of(type(policy), type(policy).__qualname__)
-    except Exception as error:
+    except FAILURES as error:
         return [Check("can be built", False, describe(error))]
     checks: dict[str, Callable[[], None]] = {
         f"has {METHODS[kind]} as the protocol wants it": partial(_signature, policy, kind),
@@ -91,16 +101,20 @@ def _result(name: str, run: Callable[[], None], path: Path | None) -> Check:
     try:
         run()
     except AssertionError as failure:
-        return Check(name, False, " ".join(str(failure).split()) or describe(failure, path))
-    except Exception as error:
+        return Check(name, False, " ".join(message_of(failure).split()) or describe(failure, path))
+    except FAILURES as error:
         return Check(name, False, describe(error, path))
     return Check(name, True)
 
 
-def ask(policy: Any, call: Call) -> Any:
-    """Return the policy's answer to one call, checked."""
+def ask(policy: Any, call: Call | KeysCall) -> Any:
+    """Return the policy's answer to one call, checked; to a queue's keys, the order they give it."""
     if isinstance(call, StepView):
         return check_plan(policy.plan(call), call)
+    if isinstance(call, KeysCall):
+        keys = [check_queue_key(policy.queue_key(request)) for request in call.requests]
+        order = sorted(range(len(keys)), key=lambda i: (keys[i], call.requests[i].arrival_s))
+        return [call.requests[i].request_id for i in order]
     return check_rank(policy.route(call.request, call.ranks, call.now_s), call.ranks)
 
 
@@ -218,9 +232,7 @@ def _snapshot(make: Make, context: PolicyContext, kind: Kind) -> None:
         return
     for calls in ([], _calls(policy, context, kind)):
         _answers(policy, calls)
-        snapshot = policy.snapshot()
-        assert isinstance(snapshot, Mapping), f"snapshot returned a {type(snapshot).__name__}, no mapping"
-        json.dumps(dict(snapshot), allow_nan=False)
+        check_snapshot(policy.snapshot())
 
 
 def _queue_key(policy: Any, context: PolicyContext) -> None:
@@ -229,7 +241,7 @@ def _queue_key(policy: Any, context: PolicyContext) -> None:
         return
     views = sample_views(context)
     requests = [request for view in views for request in view.waiting]
-    before = [queue_key(request) for request in requests]
+    before = [check_queue_key(queue_key(request)) for request in requests]
     sorted(before)
     for view in sample_views(context, queue_key):
         ask(policy, view)
@@ -238,9 +250,7 @@ def _queue_key(policy: Any, context: PolicyContext) -> None:
 
 
 def _k_floor(policy: Any, context: PolicyContext) -> None:
-    floor = getattr(policy, "k_floor", 0)
-    whole = isinstance(floor, int) and not isinstance(floor, bool)
-    assert whole and 0 <= floor <= context.k_max, f"k_floor is {floor}; it must be in 0..{context.k_max}"
+    check_k_floor(getattr(policy, "k_floor", 0), context.k_max)
 
 
 def _single_rank(make: Make, context: PolicyContext) -> None:

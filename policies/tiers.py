@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -36,8 +37,10 @@ class Tiers:
     """
 
     def __init__(self, context: PolicyContext, max_wait_s: float | None = None, count_running: bool = False) -> None:
-        if max_wait_s is not None and not max_wait_s > 0:
-            raise UsageError(f"tiers: max_wait_s is {max_wait_s}; it must be above 0 seconds, or none for no aging")
+        if max_wait_s is not None and not 0 < max_wait_s < math.inf:
+            raise UsageError(
+                f"tiers: max_wait_s is {max_wait_s}; it must be above 0 seconds and finite, or none for no aging"
+            )
         self._prefill_s = context.prefill_s
         self._chunked = context.enable_chunked_prefill
         self._max_wait_s = max_wait_s

@@ -5,9 +5,10 @@ A saved call is plain JSON data, to be asked again offline (``simmoe policies ch
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -30,6 +31,8 @@ def check_plan(plan: object, view: StepView, is_waiting: Callable[[str], object]
     if not isinstance(plan, StepPlan):
         raise PolicyError(f"plan returned {_shown(plan)}; it must return a StepPlan")
     if plan.order is not None:
+        if isinstance(plan.order, Sequence) and type(plan.order) not in (list, tuple, str):
+            plan = replace(plan, order=tuple(plan.order))  # a lazy one is asked once, here
         _check_order(plan.order, view, is_waiting)
     k_max = plan.k_max
     if k_max is not None and (isinstance(k_max, bool) or not isinstance(k_max, Integral) or k_max < 0):
@@ -58,6 +61,49 @@ def check_rank(rank: object, ranks: Sequence[RankView]) -> int:
     raise PolicyError(f"route returned {_shown(rank)}; it must return one of the dp_ranks {known}")
 
 
+def check_queue_key(key: Any) -> Any:
+    """Return ``key`` if queues can be ordered by keys like it.
+
+    Raises:
+        PolicyError: it is no number, text or tuple of such, or has a NaN, which nothing can be compared with.
+    """
+    for value in key if isinstance(key, tuple) else (key,):
+        if isinstance(value, tuple):
+            check_queue_key(value)
+        elif not isinstance(value, (Real, str)):
+            raise PolicyError(f"queue_key returned {_shown(key)}; it must be a number, a text, or a tuple of such")
+        elif value != value:
+            raise PolicyError(f"queue_key returned {_shown(key)}; nothing can be compared with NaN")
+    return key
+
+
+def check_k_floor(k_floor: Any, k_max: int) -> int:
+    """Return ``k_floor`` as an int if it is a budget that a deployment of ``k_max`` can run every step at.
+
+    Raises:
+        PolicyError: it is not.
+    """
+    if isinstance(k_floor, Integral) and not isinstance(k_floor, bool) and 0 <= int(k_floor) <= k_max:
+        return int(k_floor)
+    raise PolicyError(f"k_floor is {_shown(k_floor)}; it must be a whole number in 0..{k_max}, the deployment's k_max")
+
+
+def check_snapshot(snapshot: Any) -> dict[str, Any]:
+    """Return ``snapshot`` as a dict if it is plain data that JSON can hold.
+
+    Raises:
+        PolicyError: it is not.
+    """
+    if not isinstance(snapshot, Mapping):
+        raise PolicyError(f"snapshot returned {_shown(snapshot)}; it must return a mapping of plain data")
+    state = dict(snapshot)
+    try:
+        json.dumps(state, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PolicyError(f"snapshot returned what JSON cannot hold: {error}; give plain, finite data") from error
+    return state
+
+
 @dataclass(frozen=True, slots=True)
 class RouteCall:
     """The arguments of one ``route`` call."""
@@ -65,6 +111,14 @@ class RouteCall:
     request: RequestView
     ranks: Sequence[RankView]
     now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeysCall:
+    """The arguments of the ``queue_key`` calls whose answers order one queue."""
+
+    requests: Sequence[RequestView]
+    """Those that wait, the newest last."""
 
 
 def view_to_json(view: StepView, context: PolicyContext | None = None) -> dict[str, Any]:
@@ -87,8 +141,14 @@ def route_call_to_json(
     return {"call": "route", "view": view, "deployment": _deployment(context)}
 
 
-def call_from_json(saved: Any, where: str) -> tuple[StepView | RouteCall, dict[str, Any]]:
-    """Return the call that one of the two functions above saved, and the deployment's numbers (empty if not saved).
+def keys_call_to_json(requests: Sequence[RequestView], context: PolicyContext | None = None) -> dict[str, Any]:
+    """Return the calls of ``queue_key`` that order one queue as JSON data, with the deployment if given."""
+    view = {"requests": [asdict(request) for request in requests]}
+    return {"call": "queue_key", "view": view, "deployment": _deployment(context)}
+
+
+def call_from_json(saved: Any, where: str) -> tuple[StepView | RouteCall | KeysCall, dict[str, Any]]:
+    """Return the call that one of the functions above saved, and the deployment's numbers (empty if not saved).
 
     Raises:
         DataError: the data is no saved call; the message names ``where`` it was found.
@@ -106,7 +166,9 @@ def call_from_json(saved: Any, where: str) -> tuple[StepView | RouteCall, dict[s
         if saved["call"] == "route":
             ranks = tuple(RankView(**rank) for rank in view["ranks"])
             return RouteCall(RequestView(**view["request"]), ranks, view["now_s"]), deployment
-        raise ValueError(f"its call is '{saved['call']}', neither plan nor route")
+        if saved["call"] == "queue_key":
+            return KeysCall(tuple(RequestView(**request) for request in view["requests"])), deployment
+        raise ValueError(f"its call is '{saved['call']}', neither plan, route nor queue_key")
     except (ValueError, KeyError, TypeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"'{where}' is no saved policy call: {what}; give a file that a failed run wrote") from None
@@ -134,7 +196,7 @@ def _check_order(order: object, view: StepView, is_waiting: Callable[[str], obje
 
 def _shown(value: object) -> str:
     try:
-        text = repr(value)
+        text = " ".join(repr(value).splitlines())
     except Exception:
         text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."

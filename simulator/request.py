@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from simmoe.policies.views import RequestView
 from simmoe.simulator.prefix_cache import CachedUnit
 
@@ -28,6 +30,7 @@ class SimRequest:
         "prefill_step",
         "prefill_tokens",
         "prefix_hashes",
+        "queue_key",
         "row",
         "view",
     )
@@ -53,6 +56,8 @@ class SimRequest:
         """The front end that sent it."""
         self.prefix_hashes = prefix_hashes
         """Hash ids of the prompt's whole leading hash blocks; empty without a prefix cache."""
+        self.queue_key: Any = 0
+        """The policy's key of its place in the waiting queue."""
         self.prefill_tokens = view.prompt_tokens
         """Tokens to compute before the next output token; grows by the outputs so far when preempted."""
         self.output_left = output_tokens

@@ -13,6 +13,7 @@ the token budget, and then nobody enters behind it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import overload
 
@@ -65,7 +66,7 @@ class Scheduler:
         self.cost = cost
         self.totals = totals
         self.prefix_block_tokens = prefix_block_tokens
-        self.waiting = WaitingQueue(getattr(policy, "queue_key", None))
+        self.waiting = WaitingQueue(asker.orders_queue(policy))
         self.running: dict[SimRequest, None] = {}
         """Admitted and unfinished, in order of admission (a dict for its order and O(1) removal)."""
         self.decodes = DecodeSet(config.block_size, k_max)
@@ -75,7 +76,7 @@ class Scheduler:
         self.pool = PrefixBlockPool(usable) if config.enable_prefix_caching else BlockPool(usable)
         self._least_free_blocks = usable
         self.watermark_blocks = int(config.watermark * config.num_gpu_blocks)
-        self.k_floor = int(getattr(policy, "k_floor", 0))
+        self.k_floor = asker.k_floor(policy)
         self.next_index = 0
         """Index of the next step to be composed."""
         self.plan_stale = True
@@ -94,8 +95,16 @@ class Scheduler:
         """Those whose last step has been composed and whose last token is not out yet, in order."""
 
     def add(self, request: SimRequest) -> None:
-        """Queue a dispatched request."""
-        self.waiting.add(request)
+        """Queue a dispatched request, where the policy's order puts it.
+
+        Raises:
+            PolicyError: the policy gives it no key that can be ordered.
+        """
+        waiting = self.waiting
+        if waiting.has_keys:
+            self._asker.enqueue(self.policy, request.view, self._waiting_view, partial(waiting.add, request))
+        else:
+            waiting.add(request)
         self.plan_stale = True
 
     def compose(self, now_s: float) -> Step | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from simmoe.errors import UsageError
 from simmoe.policies.asking import Asker
-from simmoe.policies.protocols import BatchPolicy, Inspectable, PolicyContext, RoutePolicy
+from simmoe.policies.protocols import BatchPolicy, PolicyContext, RoutePolicy
 from simmoe.policies.views import RequestView
 from simmoe.profiles.shape import StepCost
 from simmoe.simulator.admission import rejection_reason
@@ -54,6 +54,21 @@ def simulate(
     return _Simulation(workload, config, cost, batch_policy, route_policy, after_compose).run()
 
 
+def policy_context(config: SimConfig, cost: StepCost) -> PolicyContext:
+    """Return what policies of a deployment are told when they are built (batch policies, and the first front end's)."""
+    engine = config.engine
+    return PolicyContext(
+        prefill_s=cost.prefill_s,
+        k_min=config.k_granularity,
+        k_max=config.k_max,
+        num_ranks=config.num_ranks,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        num_front_ends=config.front_end.num_front_ends,
+    )
+
+
 class _Simulation:
     """The wiring of one run."""
 
@@ -73,17 +88,8 @@ class _Simulation:
         self.fates = Fates(workload, config.front_end.egress_s)
         self.fates.on_finished = self._finished
         engine = config.engine
-        context = PolicyContext(
-            prefill_s=cost.prefill_s,
-            k_min=config.k_granularity,
-            k_max=config.k_max,
-            num_ranks=config.num_ranks,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            enable_chunked_prefill=engine.enable_chunked_prefill,
-            num_front_ends=config.front_end.num_front_ends,
-        )
-        asker = Asker(context)
+        context = policy_context(config, cost)
+        asker = self._asker = Asker(context)
         self.totals = [RankTotals() for _ in range(config.num_ranks)]
         self.logs = [StepLog(rank) for rank in range(config.num_ranks)] if config.record_steps else []
         self.engines = []
@@ -122,6 +128,7 @@ class _Simulation:
             )
             for index in range(num_front_ends)
         ]
+        self._policy_state()  # a state that cannot be kept shows before any work
         self._rows = _rows(workload)
         self._next = next(self._rows, None)
         self._requests: dict[int, SimRequest] = {}
@@ -196,12 +203,10 @@ class _Simulation:
     def _policy_state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for index, front_end in enumerate(self.front_ends):
-            if isinstance(front_end.policy, Inspectable):
-                state[f"route_{index}"] = dict(front_end.policy.snapshot())
+            state[f"route_{index}"] = self._asker.snapshot(front_end.policy)
         for rank, engine in enumerate(self.engines):
-            if isinstance(engine.scheduler.policy, Inspectable):
-                state[f"batch_{rank}"] = dict(engine.scheduler.policy.snapshot())
-        return state
+            state[f"batch_{rank}"] = self._asker.snapshot(engine.scheduler.policy)
+        return {name: snapshot for name, snapshot in state.items() if snapshot is not None}
 
     def _notes(self, num_arrived: int) -> dict[str, Any]:
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, overload
 
@@ -15,10 +15,14 @@ Entry = tuple[Any, float, int, SimRequest]
 
 
 class WaitingQueue:
-    """Preempted requests first, then by ``queue_key`` (arrival without one), ties by arrival and workload row."""
+    """Preempted requests first, then by queue key (arrival without one), ties by arrival and workload row.
 
-    def __init__(self, queue_key: Callable[[RequestView], Any] | None = None) -> None:
-        self._queue_key = queue_key
+    Args:
+        has_keys: whether requests are added with a key of the policy's.
+    """
+
+    def __init__(self, has_keys: bool = False) -> None:
+        self.has_keys = has_keys
         self._preempted: list[SimRequest] = []
         """In the order they will resume."""
         self._entries: list[Entry] = []
@@ -48,9 +52,10 @@ class WaitingQueue:
         """Requests at the front that wait to be recomputed."""
         return len(self._preempted)
 
-    def add(self, request: SimRequest) -> None:
-        """Add a request that has just been dispatched."""
-        insort(self._entries, self._entry(request), lo=self._head)
+    def add(self, request: SimRequest, key: Any = 0) -> None:
+        """Add a request that has just been dispatched; it keeps its key. A key that cannot be compared adds nothing."""
+        insort(self._entries, (key, request.view.arrival_s, request.row, request), lo=self._head)
+        request.queue_key = key
         self._register(request)
 
     def add_preempted(self, request: SimRequest) -> None:
@@ -70,7 +75,8 @@ class WaitingQueue:
                 del self._entries[: self._head]
                 self._head = 0
             return
-        index = bisect_left(self._entries, self._entry(request), lo=self._head)
+        entry = (request.queue_key, request.view.arrival_s, request.row, request)
+        index = bisect_left(self._entries, entry, lo=self._head)
         assert self._entries[index][3] is request
         del self._entries[index]
 
@@ -78,7 +84,7 @@ class WaitingQueue:
         """Return the waiting request that arrived first."""
         if not self.by_id:
             return None
-        if self._queue_key is None:
+        if not self.has_keys:
             if not self._preempted:
                 return self._entries[self._head][3]
             # Entries are by arrival, and preempted requests are older than any of them but in no order themselves.
@@ -87,13 +93,9 @@ class WaitingQueue:
             heappop(self._arrivals)
         return self._arrivals[0][2]
 
-    def _entry(self, request: SimRequest) -> Entry:
-        key = None if self._queue_key is None else self._queue_key(request.view)
-        return (0 if key is None else key, request.view.arrival_s, request.row, request)
-
     def _register(self, request: SimRequest) -> None:
         self.by_id[request.view.request_id] = request
-        if self._queue_key is not None:
+        if self.has_keys:
             heappush(self._arrivals, (request.view.arrival_s, request.row, request))
 
 

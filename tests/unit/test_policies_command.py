@@ -121,7 +121,7 @@ def test_replay_reproduces_a_failure(policy_file: Path, tmp_path: Path, capsys: 
         ("{", "is not JSON"),
         ("[]", "is no saved policy call"),
         ('{"call": "plan", "view": {}, "deployment": {}}', "it has no 'waiting'"),
-        ('{"call": "dance", "view": {}, "deployment": {}}', "its call is 'dance', neither plan nor route"),
+        ('{"call": "dance", "view": {}, "deployment": {}}', "its call is 'dance', neither plan, route nor queue_key"),
         ('{"call": "plan", "view": {}, "deployment": {"k": 3}}', "unknown 'k'"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from simmoe.errors import DataError, PolicyError, SimmoeError
-from simmoe.policies.loading import GROUPS, METHODS, Kind, describe, installed, load_named
+from simmoe.policies.loading import FAILURES, GROUPS, METHODS, Kind, describe, installed, load_named
 from simmoe.policies.parameters import parameters_of
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyPart, parse_parts
@@ -118,7 +118,7 @@ def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext) -> None
     except ValueError as error:
         raise DataError(f"'{path}' is not JSON: {error}") from None
     call, deployment = call_from_json(saved, str(path))
-    kind: Kind = "batch" if saved["call"] == METHODS["batch"] else "route"
+    kind: Kind = "route" if saved["call"] == METHODS["route"] else "batch"
     for part in parts:
         if part.kind == kind:
             built = part.build(replace(context, **deployment))
@@ -126,7 +126,7 @@ def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext) -> None
                 answer = ask(built, call)
             except PolicyError as error:
                 raise PolicyError(f"policy '{part.text}': {error}") from error
-            except Exception as error:
+            except FAILURES as error:
                 raise PolicyError(f"policy '{part.text}' raised at {describe(error, part.path)}") from error
             click.echo(f"{part.text} answers {answer}")
             return
