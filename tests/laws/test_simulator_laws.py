@@ -276,9 +276,12 @@ def test_no_event_storm(workload: Workload, config: SimConfig, cost: LinearStepC
         result = simulate(workload, config, cost, batch, choice.route)
     steps = sum(totals.num_steps for totals in result.ranks)
     assert len(clocks) <= steps + 3 * len(workload)
-    arrivals = Counter((workload.arrival_s + config.front_end.ingress_s).tolist())
+    arrived_s = workload.arrival_s + config.front_end.ingress_s
+    arrivals = Counter(arrived_s.tolist())
     for time_s, events in Counter(clocks).items():
-        assert events <= 2 * config.num_ranks + 2 * arrivals[time_s] + 1
+        # An arrival stops a stretch early; the alarm at the stretch's end is left to ring for nothing.
+        replaced = int((arrived_s < time_s).sum())
+        assert events <= 2 * config.num_ranks + 2 * arrivals[time_s] + 1 + replaced
     assert (result.requests["status"] != "queued").all()
 
 
