@@ -43,11 +43,10 @@ class Prober:
         """
         if self._has_state is not False:
             status, body = await fetch(self._address, STATE_PATH, timeout_s)
-            if status == 200:
+            answer = _parse_state(body) if status == 200 else None
+            if answer is not None:
                 self._has_state = True
-                facts = json.loads(body)
-                counts = Counts(facts.pop("num_waiting"), facts.pop("num_running"), facts.pop("kv_used"))
-                return Answer(facts.pop("healthy"), counts, facts)
+                return answer
             if self._has_state:
                 return Answer(False, Counts(), {})
             self._has_state = False
@@ -56,6 +55,16 @@ class Prober:
             return Answer(False, Counts(), {})
         status, body = await fetch(self._address, "/metrics", timeout_s)
         return Answer(True, parse_metrics(body.decode("utf-8", "replace")) if status == 200 else Counts(), {})
+
+
+def _parse_state(body: bytes) -> Answer | None:
+    """Return what simmoe's endpoint says; None if something else speaks, a proxy that answers any path."""
+    try:
+        facts = json.loads(body)
+        counts = Counts(facts.pop("num_waiting"), facts.pop("num_running"), facts.pop("kv_used"))
+        return Answer(facts.pop("healthy"), counts, facts)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def parse_metrics(text: str) -> Counts:

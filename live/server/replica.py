@@ -88,14 +88,16 @@ class Replica:
 
     async def _watch(self) -> str:
         """Publish the engine's counts until it is dead; return why it is thought to be."""
-        heard_s = time.monotonic()
+        heard_s, num_refusals = time.monotonic(), 0
         while True:
             self._wake.clear()
             mark = self.dispatcher.mark(self.rank) if self.dispatcher else 0
             try:
                 answer = await self._prober.ask(UNRESPONSIVE_S)
-            except _NOBODY_THERE as error:
-                return f"nobody answers at {self.address} ({type(error).__name__})"
+            except _NOBODY_THERE as error:  # twice, since one lost connection is no proof
+                num_refusals += 1
+                if num_refusals == 2:
+                    return f"nobody answers at {self.address} ({type(error).__name__})"
             except OSError as error:  # no answer in time, or no way to ask: no proof of anything
                 silent_s = time.monotonic() - heard_s
                 if silent_s >= HUNG_S:
@@ -105,7 +107,7 @@ class Replica:
             else:
                 if not answer.is_healthy:
                     return "its server says that the engine is dead"
-                heard_s = time.monotonic()
+                heard_s, num_refusals = time.monotonic(), 0
                 self._heard(answer, mark)
             await self._pause(PUBLISH_INTERVAL_S)
 
