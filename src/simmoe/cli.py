@@ -6,6 +6,7 @@ the import of click and nothing else.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import click
 
 from simmoe import __version__
-from simmoe.errors import SimmoeError, UsageError, did_you_mean
+from simmoe.errors import OutputError, SimmoeError, UsageError, did_you_mean
 
 #: name -> ("module:attribute", one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -31,6 +32,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "refactor": ("simmoe.commands.refactor:refactor", "Split a checkpoint's experts and rebuild its gate."),
     "eval": ("simmoe.commands.eval:eval_", "Perplexity or downstream tasks of a checkpoint at any budget."),
 }
+
+#: How a stream fails that takes no more; what is written to a named file reports its own failures.
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 # numpy's BLAS starts a thread a core and lets them spin for a while; nothing here multiplies matrices that large.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -77,6 +81,8 @@ def run(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code, with failures printed on stderr as one line."""
     try:
         result: Any = cli.main(args=argv, prog_name="simmoe", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except SimmoeError as error:
         click.echo(f"simmoe: {error}", err=True)
         return error.exit_code
@@ -92,4 +98,21 @@ def run(argv: list[str] | None = None) -> int:
         where = f" (see '{error.ctx.command_path} --help')" if isinstance(error, click.UsageError) and error.ctx else ""
         click.echo(f"simmoe: {error.format_message()}{where}", err=True)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE or error.filename is not None:
+            raise
+        _give_up_stdout()
+        if error.errno != errno.EPIPE:
+            click.echo(f"simmoe: cannot write the output: {error.strerror}", err=True)
+        return OutputError.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _give_up_stdout() -> None:
+    """Send what is left of standard output nowhere if it takes no more, so that exiting is quiet."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import numpy.typing as npt
 from simmoe.errors import OutputError, RecordError
 
 SCHEMA_VERSION = 1
+
+MANIFEST = "manifest.json"
 
 #: Rows converted and compressed at a time: bounds the memory that writing a table of any length takes.
 ROWS_A_GROUP = 65_536
@@ -91,31 +94,47 @@ class RunRecord:
 
 
 def write_record(out_dir: str | os.PathLike[str], record: RunRecord) -> Path:
-    """Write a record; the folder is complete or absent, never half written.
+    """Write a record, whole or not at all; an earlier one stays as it was until the new one is in its place.
 
-    Files are written beside their final names and renamed, the manifest last: a folder with a manifest is whole.
+    Every file is written beside its final name first. Then the earlier record is moved aside, its manifest first, and
+    the new files are renamed, the manifest last: a folder with a manifest is whole. A failure at any point undoes what
+    was done. One process writes a folder at a time; commands see to that.
 
     Raises:
         OutputError: the folder cannot be created or written.
+        RecordError: a table lacks a column, or the manifest holds something that is not plain JSON data.
     """
     out = Path(out_dir)
-    manifest = {"schema_version": SCHEMA_VERSION, **record.manifest, "metrics": METRIC_DEFINITIONS}
+    manifest = _encode({"schema_version": SCHEMA_VERSION, **record.manifest, "metrics": METRIC_DEFINITIONS})
+    tables = {"requests.parquet": (record.requests, REQUEST_COLUMNS)}
+    if record.steps is not None:
+        tables["steps.parquet"] = (record.steps, STEP_COLUMNS)
+    for name, (columns, schema) in tables.items():
+        check_columns(columns, schema, name)
+    partials = [_partial(out, name) for name in (*tables, *record.files, MANIFEST)]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "manifest.json").unlink(missing_ok=True)
-        _write_parquet(out / "requests.parquet", record.requests, REQUEST_COLUMNS)
-        if record.steps is not None:
-            _write_parquet(out / "steps.parquet", record.steps, STEP_COLUMNS)
-        else:
-            (out / "steps.parquet").unlink(missing_ok=True)
-        for name, content in record.files.items():
-            _replace(out / name, content)
-        _replace(out / "manifest.json", (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
+        for name, (columns, schema) in tables.items():
+            _write_parquet(_partial(out, name), columns, schema)
+        for name, content in (*record.files.items(), (MANIFEST, manifest)):
+            _partial(out, name).write_bytes(content)
+        _put_in_place(out, [*tables, *record.files, MANIFEST])
     except OSError as error:
         raise OutputError(
             f"cannot write the record to '{out}': {error.strerror or error}; choose another --out"
         ) from error
+    finally:
+        for partial in partials:
+            with suppress(OSError):
+                partial.unlink()
     return out
+
+
+def was_being_replaced(folder: Path) -> bool:
+    """Return whether a process was killed between moving a record aside and putting another in its place."""
+    return not (folder / MANIFEST).exists() and (
+        _partial(folder, MANIFEST).exists() or _aside(folder, MANIFEST).exists()
+    )
 
 
 def read_record(path: str | os.PathLike[str]) -> RunRecord:
@@ -126,11 +145,11 @@ def read_record(path: str | os.PathLike[str]) -> RunRecord:
     """
     folder = Path(path)
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest = json.loads((folder / MANIFEST).read_text())
     except FileNotFoundError:
         raise RecordError(f"'{folder}' is no run record: it has no manifest.json") from None
     except json.JSONDecodeError as error:
-        raise RecordError(f"'{folder / 'manifest.json'}' is not JSON: {error}") from None
+        raise RecordError(f"'{folder / MANIFEST}' is not JSON: {error}") from None
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
         raise RecordError(f"'{folder}' has schema version {version}; this simmoe reads {SCHEMA_VERSION}")
@@ -152,28 +171,58 @@ def check_columns(
         raise RecordError(f"{what}: columns of different lengths {sorted(lengths)}")
 
 
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+def _partial(folder: Path, name: str) -> Path:
+    return folder / f".{name}.partial"
+
+
+def _aside(folder: Path, name: str) -> Path:
+    return folder / f".{name}.old.partial"
+
+
+def _encode(manifest: Mapping[str, Any]) -> bytes:
+    try:
+        return (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode()
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"the manifest is not plain JSON data: {error}") from error
+
+
+def _put_in_place(folder: Path, names: Sequence[str]) -> None:
+    """Rename what is written in full, the last name last; on failure put back what was there."""
+    former = [name for name in dict.fromkeys((MANIFEST, *names, "steps.parquet")) if (folder / name).exists()]
+    for name in (MANIFEST, *names, "steps.parquet"):
+        _aside(folder, name).unlink(missing_ok=True)  # a killed process left it
+    moved, placed = [], []
+    try:
+        for name in former:
+            moved.append(name)
+            os.replace(folder / name, _aside(folder, name))
+        for name in names:
+            placed.append(name)
+            os.replace(_partial(folder, name), folder / name)
+    except BaseException:
+        for name in placed:
+            (folder / name).unlink(missing_ok=True)
+        for name in reversed(moved):
+            if _aside(folder, name).exists():
+                os.replace(_aside(folder, name), folder / name)
+        raise
+    for name in moved:
+        _aside(folder, name).unlink()
 
 
 def _write_parquet(path: Path, columns: Columns, schema: Mapping[str, str]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    check_columns(columns, schema, path.name)
     types = {"string": pa.string(), "float64": pa.float64(), "int64": pa.int64()}
     table_schema = pa.schema([(name, types[kind]) for name, kind in schema.items()])
     dictionary = ["status"] if "status" in schema else ["mode"]
     size = len(next(iter(columns.values())))
-    partial = path.with_name(f".{path.name}.partial")
-    with pq.ParquetWriter(partial, table_schema, compression="zstd", use_dictionary=dictionary) as writer:
+    with pq.ParquetWriter(path, table_schema, compression="zstd", use_dictionary=dictionary) as writer:
         for start in range(0, max(size, 1), ROWS_A_GROUP):
             stop = start + ROWS_A_GROUP
             arrays = [_arrow_array(columns[name][start:stop], kind) for name, kind in schema.items()]
             writer.write_table(pa.Table.from_arrays(arrays, schema=table_schema))
-    partial.replace(path)
 
 
 def _arrow_array(column: npt.NDArray[Any], kind: str) -> Any:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +93,77 @@ def test_a_record_that_cannot_be_whole_is_not_begun(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="choose another --out"):
         write_record(tmp_path / "file", RunRecord(requests=table(REQUEST_COLUMNS), manifest={}))
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, point: int, error: BaseException) -> list[int]:
+    """Let the operation of that number fail, half done if it writes; the list counts them."""
+    done: list[int] = []
+
+    def failing(operation: Callable[..., Any], half: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            done.append(1)
+            if len(done) - 1 != point:
+                return operation(*args, **kwargs)
+            half(*args)
+            raise error
+
+        return call
+
+    write_bytes = Path.write_bytes
+    monkeypatch.setattr(os, "replace", failing(os.replace, lambda *paths: None))
+    halve = failing(write_bytes, lambda path, content: write_bytes(path, content[: len(content) // 2]))
+    monkeypatch.setattr(Path, "write_bytes", halve)
+    whole = pq.ParquetWriter.write_table
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", failing(whole, lambda *args: None))
+    return done
+
+
+NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("error", [NO_SPACE, KeyboardInterrupt()])
+@pytest.mark.parametrize("had_steps", [True, False])
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_a_write_that_fails_anywhere_leaves_the_old_record(
+    error: BaseException, had_steps: bool, has_steps: bool, tmp_path: Path
+) -> None:
+    def record(value: int, steps: bool) -> RunRecord:
+        requests = table(REQUEST_COLUMNS, size=value)
+        return RunRecord(
+            requests, {"seed": value}, table(STEP_COLUMNS, size=value) if steps else None, {"view.json": b"%d" % value}
+        )
+
+    write_record(tmp_path / "old", record(2, had_steps))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
+    for point in itertools.count():
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            done = fail_at(monkeypatch, point, error)
+            try:
+                write_record(tmp_path / "old", record(3, has_steps))
+                break
+            except (OutputError, KeyboardInterrupt) as failure:
+                assert isinstance(error, KeyboardInterrupt) or "No space left" in str(failure)
+        assert len(done) > point
+        assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before, point
+
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            fail_at(monkeypatch, point, error)
+            try:
+                write_record(tmp_path / f"new{point}", record(3, has_steps))
+            except (OutputError, KeyboardInterrupt):
+                assert list((tmp_path / f"new{point}").iterdir()) == [], point
+    assert point >= 3 * 3 - 1, "each file is written and renamed, and an old one moved aside"
+    read = read_record(tmp_path / "old")
+    assert read.manifest["seed"] == 3 == len(read.requests["status"]) and (read.steps is not None) == has_steps
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), {(1, 2): 3}, {1: 0, "a": 0}, 1j])
+def test_a_manifest_that_is_not_plain_data_is_refused_before_anything_is_written(tmp_path: Path, value: object) -> None:
+    write_record(tmp_path, RunRecord(requests=table(REQUEST_COLUMNS), manifest={"seed": 1}))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(RecordError, match="not plain JSON data"):
+        write_record(tmp_path, RunRecord(requests=table(REQUEST_COLUMNS, 5), manifest={"policy_state": value}))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -225,3 +227,171 @@ def test_a_record_is_replaced_by_the_same_run_only(
     assert "holds another run (its policy differs)" in capsys.readouterr().err
     assert simmoe([*command, "--out", str(out)]) == 0
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+#: Says through a pipe that its run has begun, and goes on when told to through another.
+WAITS = """
+from simmoe.policies.protocols import ADMIT_ALL
+
+class Waits:
+    def __init__(self):
+        open("begun", "w").close()
+        open("go").close()
+
+    def plan(self, view):
+        return ADMIT_ALL
+"""
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_one_run_a_folder_at_a_time(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    for name in ("begun", "go"):
+        os.mkfifo(tmp_path / name)
+    out = tmp_path / "out"
+    argv = [sys.executable, "-m", "simmoe", *command, "--policy", "waits.py:Waits", "--out", "out"]
+    with subprocess.Popen(argv, cwd=tmp_path) as first:
+        (tmp_path / "begun").read_bytes()
+        assert simmoe([*command, "--out", str(out)]) == 5
+        assert f"another run is at work in '{out}'" in capsys.readouterr().err.splitlines()[-1]
+        (tmp_path / "go").write_bytes(b"")
+    assert first.returncode == 0
+    assert read_record(out).manifest["policy"]["given"].startswith("waits.py:Waits")
+    assert sorted(files_of(out)) == ["manifest.json", "requests.parquet"]
+
+
+def test_runs_that_race_for_a_folder_leave_one_record_whole(command: list[str], tmp_path: Path) -> None:
+    alone = {}
+    for policy in ("fifo", "tiers", "fixed-k"):
+        assert simmoe([*command, "--policy", policy, "--out", str(tmp_path / policy)]) == 0
+        alone[policy] = files_of(tmp_path / policy)
+    argv = [sys.executable, "-m", "simmoe", *command, "--out", str(tmp_path / "out"), "--policy"]
+    racing = {policy: subprocess.Popen([*argv, policy], stderr=subprocess.PIPE, text=True) for policy in alone}
+    ended = {policy: (process.communicate()[1], process.returncode) for policy, process in racing.items()}
+    winners = [policy for policy, (_, code) in ended.items() if code == 0]
+    assert len(winners) == 1 and files_of(tmp_path / "out") == alone[winners[0]]
+    for policy, (said, code) in ended.items():
+        assert code == 0 or (code == 5 and said.splitlines()[-1].startswith("simmoe: ")), (policy, said)
+
+
+def test_what_a_killed_run_leaves_is_no_obstacle(command: list[str], tmp_path: Path) -> None:
+    assert simmoe([*command, "--out", str(tmp_path / "whole")]) == 0
+    whole = files_of(tmp_path / "whole")
+    for number, left in enumerate(
+        (
+            (".simmoe.lock",),
+            (".simmoe.lock", ".requests.parquet.partial"),
+            ("requests.parquet", ".manifest.json.partial"),
+            ("requests.parquet", "steps.parquet", ".manifest.json.partial", ".manifest.json.old.partial"),
+            ("policy_call.json",),
+        )
+    ):
+        out = tmp_path / str(number)
+        out.mkdir()
+        for name in left:
+            (out / name).write_text("left")
+        assert simmoe([*command, "--out", str(out)]) == 0, left
+        assert files_of(out) == whole, left
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"manifest.json": "{}"},
+        {"manifest.json": "[]"},
+        {"manifest.json": "null"},
+        {"manifest.json": "{"},
+        {"manifest.json": '{"name": "my app", "icons": []}'},
+        {"manifest.json": '{"schema_version": 1, "kind": "search"}'},
+        {"manifest.json": '{"schema_version": 99, "kind": "run"}'},
+        {"manifest.json": "{}", "inputs.json": "{}"},
+        {"requests.parquet": "mine"},
+        {"requests.parquet": "mine", "policy_call.json": "{}"},
+        {".hidden": "mine"},
+    ],
+)
+def test_files_that_are_no_record_of_ours_are_left_alone(
+    files: dict[str, str], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, content in files.items():
+        (out / name).write_text(content)
+    before = files_of(out)
+    assert simmoe([*command, "--out", str(out)]) == 5
+    lines = capsys.readouterr().err.splitlines()
+    assert "choose another --out" in lines[-1] and f"'{out}'" in lines[-1]
+    assert files_of(out) == before
+
+
+@pytest.mark.parametrize("words", ["run", "sweep", "search", "live run", "validate", "compare a b"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_out_is_refused(
+    words: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert simmoe([*words.split(), "--out", value]) == 2
+    assert capsys.readouterr().err == "simmoe: --out is empty; name a folder, or leave the option out\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_link_to_nowhere_is_named(
+    kind: str, below: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("gone")
+    assert simmoe([kind, *command[1:], "--out", str(link / below)]) == 5
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f"'{link}' is a symbolic link to 'gone', which does not exist" in message
+    assert link.is_symlink() and not (tmp_path / "gone").exists()
+
+
+def test_ctrl_c_writes_nothing_and_says_so(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "mine.py"
+    policy.write_text("class Mine:\n    def plan(self, view):\n        raise KeyboardInterrupt\n")
+    argv = [*command, "--policy", f"{policy}:Mine", "--out", str(tmp_path / "a" / "b")]
+    assert simmoe(argv) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "simmoe: interrupted; nothing was written"
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_disk_that_fills_leaves_the_earlier_record(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simmoe([*command, "--out", str(tmp_path / "out")]) == 0
+    before = files_of(tmp_path / "out")
+
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for out in ("out", "new"):
+        assert simmoe([*command, "--out", str(tmp_path / out)]) == 5
+        assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
+    assert files_of(tmp_path / "out") == before and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("words", ["--help", "policies list", "run"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_gets_one_line(words: str, unbuffered: str, command: list[str]) -> None:
+    argv = [sys.executable, "-m", "simmoe", *(command if words == "run" else words.split())]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, env=environment, text=True)
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.splitlines()[-1] == "simmoe: cannot write the output: No space left on device"
+    assert "Traceback" not in done.stderr
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed:
+        done = subprocess.run(argv, stdout=closed, stderr=subprocess.PIPE, env=environment, text=True)
+    assert done.returncode != 0
+    assert not [line for line in done.stderr.splitlines() if not line.startswith(("trace:", "profile:"))]

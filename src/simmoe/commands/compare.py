@@ -11,6 +11,7 @@ import click
 from simmoe.analysis.compare import COMPARED, STATISTICS, THROUGHPUTS, Difference, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES, Causes, StepRatios, direct_causes
 from simmoe.commands.counterfactual import find_causes
+from simmoe.commands.out_folder import refuse_empty
 from simmoe.errors import OutputError, RecordError
 from simmoe.records import RunRecord, read_record
 
@@ -21,7 +22,12 @@ _RATES = {"request_throughput": "requests/s", "output_throughput": "output token
 @click.command()
 @click.argument("first", metavar="SIM")
 @click.argument("second", metavar="LIVE")
-@click.option("--out", metavar="DIR", help="Folder for compare.json and compare.png.  [default: print alone]")
+@click.option(
+    "--out",
+    metavar="DIR",
+    callback=refuse_empty,
+    help="Folder for compare.json and compare.png.  [default: print alone]",
+)
 def compare(first: str, second: str, out: str | None) -> None:
     """Compare two run records of one workload.
 

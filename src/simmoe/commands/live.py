@@ -14,6 +14,7 @@ import click
 from simmoe.analysis.metrics import summarise
 from simmoe.commands.deployment_options import slo_options, take_slo
 from simmoe.commands.notes import describe_trace, versions
+from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.commands.run_summary import format_summary
 from simmoe.commands.serve import check_default_k, require_server_packages
@@ -60,7 +61,9 @@ def live() -> None:
 @click.option("--default-k", type=int, help="Budget of a request that names none.  [default: the largest]")
 @click.option("--record-decisions", is_flag=True, help="Keep every view and plan beside the record, to replay.")
 @slo_options
-@click.option("--out", metavar="DIR", help="Folder of the run record.  [default: print the summary alone]")
+@click.option(
+    "--out", metavar="DIR", callback=refuse_empty, help="Folder of the run record.  [default: print the summary alone]"
+)
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
     model: str | None,

@@ -19,6 +19,7 @@ from simmoe.commands.deployment_options import (
 )
 from simmoe.commands.evidence import save_evidence
 from simmoe.commands.notes import describe_extrapolation, describe_profile, describe_trace, versions
+from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.commands.run_summary import format_summary
 from simmoe.commands.workload_options import spec_from_options, workload_options
@@ -38,11 +39,16 @@ from simmoe.traces.spec import WorkloadSpec
 @click.option("--max-time-s", type=float, help="Stop the clock here.  [default: when every request has left]")
 @click.option("--record-steps", is_flag=True, help="Keep one row a step, in steps.parquet.")
 @click.option("--step-by-step", is_flag=True, help="Pass no stretch of equal steps at once: slower, the same results.")
-@click.option("--out", metavar="DIR", help="Folder of the run record.  [default: print the summary alone]")
+@click.option(
+    "--out", metavar="DIR", callback=refuse_empty, help="Folder of the run record.  [default: print the summary alone]"
+)
 def run(
     policy: str, max_time_s: float | None, record_steps: bool, step_by_step: bool, out: str | None, **options: Any
-) -> None:
-    """Simulate one workload under one policy."""
+) -> int:
+    """Simulate one workload under one policy.
+
+    Ctrl-C leaves the folder as it was: a run takes seconds to repeat, and half of it would answer nothing.
+    """
     slo = take_slo(options)
     if max_time_s is not None and not 0 < max_time_s < float("inf"):
         raise UsageError(f"--max-time-s is {max_time_s}; it must be a number of seconds above 0")
@@ -56,15 +62,19 @@ def run(
     click.echo(describe_profile(deployment.profile), err=True)
     cost = deployment.profile.cost(async_scheduling=deployment.config.engine.async_scheduling)
     manifest = _manifest(spec, workload.source, deployment, choice, slo)
-    with record_folder(out, manifest) if out else nullcontext() as folder:
-        try:
-            result = simulate(workload, deployment.config, cost, choice.batch, choice.route)
-        except PolicyError as error:
-            raise save_evidence(error, folder) from error
-        summary = summarise(result.requests, [asdict(rank) for rank in result.ranks], result.end_s, slo)
-        if folder:
-            manifest |= {"extrapolated": dict(cost.extrapolated), "summary": _plain(summary)}
-            write_record(folder, result.record(manifest))
+    try:
+        with record_folder(out, manifest) if out else nullcontext() as folder:
+            try:
+                result = simulate(workload, deployment.config, cost, choice.batch, choice.route)
+            except PolicyError as error:
+                raise save_evidence(error, folder) from error
+            summary = summarise(result.requests, [asdict(rank) for rank in result.ranks], result.end_s, slo)
+            if folder:
+                manifest |= {"extrapolated": dict(cost.extrapolated), "summary": _plain(summary)}
+                write_record(folder, result.record(manifest))
+    except KeyboardInterrupt:
+        click.echo("simmoe: interrupted; nothing was written", err=True)
+        return 130
     title = f"{choice.text}, {deployment.config.num_ranks} rank(s) of {deployment.profile.label}"
     click.echo(format_summary(title, summary, result.ranks, slo))
     if note := describe_extrapolation(cost.extrapolated):
@@ -73,6 +83,7 @@ def run(
         click.echo(f"note: {count} rejected: {reason}", err=True)
     if folder:
         click.echo(f"record: {folder}", err=True)
+    return 0
 
 
 def _manifest(

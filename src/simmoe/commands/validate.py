@@ -11,6 +11,7 @@ import click
 from simmoe.commands.compare import compare
 from simmoe.commands.live import run as live_run
 from simmoe.commands.notes import describe_extrapolation, versions
+from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.errors import RecordError, UsageError
 from simmoe.policies.registry import parse_policy
@@ -48,7 +49,13 @@ validate = click.Command(
     callback=_validate,
     help=_validate.__doc__,
     params=[
-        click.Option(["--out"], metavar="DIR", required=True, help="Folder for both records and their comparison."),
+        click.Option(
+            ["--out"],
+            metavar="DIR",
+            required=True,
+            callback=refuse_empty,
+            help="Folder for both records and their comparison.",
+        ),
         click.Option(["--live"], metavar="RECORD", help="A live run's record, in place of a run now."),
         *(parameter for parameter in live_run.params if parameter.name not in _OWN),
     ],
