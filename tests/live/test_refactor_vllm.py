@@ -29,6 +29,15 @@ VOCAB = list(range(256))
 PROMPTS = torch.randint(2, 256, (64, 9), generator=torch.Generator().manual_seed(4)).tolist()
 #: vLLM's OLMoE never normalises, so its normalising case is Qwen3-MoE.
 NAMES = ["olmoe", "qwen3_moe-normalised", "deepseek_v2"]
+#: vLLM's CPU kernel of latent attention is compiled for one size: 512 latent and 64 rotary dimensions.
+LATENT = {
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "head_dim": 64,
+    "n_group": 1,
+    "topk_group": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str]
     def make(name: str, gate: str) -> tuple[Path, Path]:
         original, out = folder / name, folder / f"{name}-{gate}"
         if not original.exists():
-            write_model(original, name)
+            write_model(original, name, **(LATENT if name == "deepseek_v2" else {}))
         if not out.exists():
             command = ["refactor", original, "--gate", gate, "--calibration", text, "--out", out]
             command += ["--iterations", "200", "--device", "cpu"]
@@ -62,6 +71,7 @@ def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     llm = LLM(
         str(folder), dtype="float32", max_model_len=64, skip_tokenizer_init=True, enable_prefix_caching=False,
         enforce_eager=True, kv_cache_memory_bytes=1 << 26, logprobs_mode="raw_logits",
+        scheduler_cls="simmoe.live.engine.scheduler.BudgetScheduler",
         max_logprobs=len(VOCAB),
     )  # fmt: skip
     try:
