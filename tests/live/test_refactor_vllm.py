@@ -8,9 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch", reason="refactoring needs torch; run make test-live")
 pytest.importorskip("transformers", reason="refactoring needs transformers; run make test-live")
@@ -30,7 +33,7 @@ PROMPTS = torch.randint(2, 256, (64, 9), generator=torch.Generator().manual_seed
 #: vLLM's OLMoE never normalises, so its normalising case is Qwen3-MoE.
 NAMES = ["olmoe", "qwen3_moe-normalised", "deepseek_v2"]
 #: vLLM's CPU kernel of latent attention is compiled for one size: 512 latent and 64 rotary dimensions.
-LATENT = {
+LATENT: dict[str, Any] = {
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 32,
@@ -80,7 +83,7 @@ def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         llm.llm_engine.engine_core.shutdown()
 
 
-def last_logits(llm: Any, prompts: list[list[int]], k: int | None) -> torch.Tensor:
+def last_logits(llm: Any, prompts: list[list[int]], k: int | None) -> Tensor:
     """[prompts, vocabulary] raw logits of the first new token at budget ``k``."""
     from vllm import SamplingParams
 
@@ -100,7 +103,7 @@ def greedy_tokens(llm: Any) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def relative_error(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 

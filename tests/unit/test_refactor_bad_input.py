@@ -7,13 +7,18 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch", reason="refactoring needs torch; run make test-live")
 pytest.importorskip("transformers", reason="refactoring needs transformers; run make test-live")
 pytest.importorskip("numba", reason="annealing on a CPU needs numba; run make test-live")
+
+import safetensors.torch  # noqa: E402
 
 from simmoe import cli  # noqa: E402
 from simmoe.errors import OutputError, RefactorError, SimmoeError  # noqa: E402
@@ -56,6 +61,11 @@ def drop_an_expert(model: Path) -> None:
     path.write_text(json.dumps(index))
 
 
+def drop_tokenizer(model: Path) -> None:
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+
+
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "unsupported family": (lambda m: edit_config(m, model_type="mixtral"), "'mixtral' cannot be refactored"),
     "refactored already": (
@@ -67,7 +77,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing tensor": (drop_an_expert, "experts.3.up_proj.weight' is missing"),
     "no config": (lambda m: (m / "config.json").unlink(), "config.json: not found"),
     "broken config": (lambda m: (m / "config.json").write_text("{"), "not readable JSON"),
-    "no tokenizer": (lambda m: [f.unlink() for f in m.glob("tokenizer*")], "no usable tokeniser"),
+    "no tokenizer": (drop_tokenizer, "no usable tokeniser"),
 }  # fmt: skip
 
 
@@ -123,10 +133,10 @@ def test_a_full_disk_half_way_leaves_nothing(
     shards_before: int, pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk fills at a shard; what was written goes, and the name the user asked for never appears."""
-    written = []
-    save = checkpoint.save_file
+    written: list[Path] = []
+    save = safetensors.torch.save_file
 
-    def save_until_full(tensors: dict[str, torch.Tensor], path: Path, **more: Any) -> None:
+    def save_until_full(tensors: dict[str, Tensor], path: Path, **more: Any) -> None:
         if len(written) == shards_before:
             path.write_bytes(b"half a sh")
             raise OSError(errno.ENOSPC, "No space left on device")

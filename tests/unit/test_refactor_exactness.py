@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch", reason="refactoring needs torch; run make test-live")
 pytest.importorskip("transformers", reason="refactored checkpoints are loaded by transformers; run make test-live")
@@ -54,17 +57,17 @@ def refactored(tmp_path_factory: pytest.TempPathFactory) -> Refactored:
     return make
 
 
-def token_ids(sequences: int = 3, length: int = 12) -> torch.Tensor:
+def token_ids(sequences: int = 3, length: int = 12) -> Tensor:
     return torch.randint(2, 256, (sequences, length), generator=torch.Generator().manual_seed(9))
 
 
-@torch.no_grad()
-def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = model(input_ids=ids).logits
+def logits(model: Any, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(input_ids=ids).logits
     return found
 
 
-def layer_groups(path: Path) -> dict[int, torch.Tensor]:
+def layer_groups(path: Path) -> dict[int, Tensor]:
     """layer -> [E, N, C / N] neurons of the checkpoint's partition."""
     with np.load(path / "simmoe_partition.npz") as stored:
         return {

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch", reason="refactoring needs torch; run make test-live")
 
@@ -23,7 +27,7 @@ from simmoe.live.refactor.gates import (  # noqa: E402
 from simmoe.live.refactor.profiler import LayerProfile  # noqa: E402
 
 
-def profile_of(activations: torch.Tensor, ranks: torch.Tensor, weights: torch.Tensor) -> LayerProfile:
+def profile_of(activations: Tensor, ranks: Tensor, weights: Tensor) -> LayerProfile:
     kept = torch.full((activations.shape[0],), activations.shape[1])
     return LayerProfile(0, activations, ranks, weights, kept, kept)
 

@@ -8,8 +8,12 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch", reason="refactoring needs torch; run make test-live")
 pytest.importorskip("numba", reason="annealing on a CPU needs numba; run make test-live")
@@ -33,7 +37,7 @@ from simmoe.live.refactor.partition import (  # noqa: E402
 QUICK = Schedule(iterations=3000)
 
 
-def planted(num_experts: int = 2, rows: int = 60, splits: int = 4, room: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+def planted(num_experts: int = 2, rows: int = 60, splits: int = 4, room: int = 4) -> tuple[Tensor, Tensor]:
     """Activations whose neurons fire in ``splits`` groups, shuffled, and the orders that undo the shuffle."""
     generator = torch.Generator().manual_seed(1)
     groups = torch.rand(num_experts, rows, splits, generator=generator) ** 4
@@ -43,7 +47,7 @@ def planted(num_experts: int = 2, rows: int = 60, splits: int = 4, room: int = 4
     return clean[:, :, shuffle] * torch.randn(1, 1, splits * room, generator=generator).sign(), canonical(order, splits)
 
 
-def losses(activations: torch.Tensor, order: torch.Tensor, splits: int, k_drop: int | None = None) -> torch.Tensor:
+def losses(activations: Tensor, order: Tensor, splits: int, k_drop: int | None = None) -> Tensor:
     return partition_loss(group_masses(activations, order, splits), k_drop)
 
 

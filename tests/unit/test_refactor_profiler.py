@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch", reason="refactoring needs torch; run make test-live")
 pytest.importorskip("transformers", reason="profiling needs transformers; run make test-live")
@@ -33,7 +37,7 @@ class _Experts:
     down_proj = torch.zeros(2, 1, 1)
 
 
-def offer(reservoir: _Reservoir, tokens: torch.Tensor, expert: int = 0) -> None:
+def offer(reservoir: _Reservoir, tokens: Tensor, expert: int = 0) -> None:
     hidden = tokens[:, None].float()
     reservoir.observe(hidden, torch.full((len(tokens), 1), expert), torch.ones(len(tokens), 1))
 
@@ -67,7 +71,7 @@ def test_reservoir_keeps_everything_below_its_size() -> None:
 def test_profile_holds_the_activations_ranks_and_weights_of_routed_tokens(name: str, tmp_path: Path) -> None:
     model = load_model(write_model(tmp_path / "model", name), device="cpu")
     ids = torch.randint(0, 256, (2, 20), generator=torch.Generator().manual_seed(0))
-    captured = {}
+    captured: dict[int, Any] = {}
     for index, layer in enumerate(model.model.layers):
         if hasattr(layer.mlp, "experts"):
             layer.mlp.experts.register_forward_pre_hook(
