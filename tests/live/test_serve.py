@@ -74,8 +74,7 @@ def test_a_deployment_from_start_to_drain(deployment: Deployment, tmp_path: Path
 def check_answers(deployment: Deployment) -> None:
     low, high = deployment.complete(model="tiny:k=1", max_tokens=8), deployment.complete(model="tiny:k=8", max_tokens=8)
     assert (low[0], high[0]) == (200, 200)
-    assert low[2]["x-simmoe-rank"] == "0"
-    assert high[2]["x-simmoe-rank"] == "1"
+    assert {low[2]["x-simmoe-rank"], high[2]["x-simmoe-rank"]} <= {"0", "1"}
     # the same prompt under another budget is another computation; under the same one it is the same on any rank
     assert low[1]["choices"][0]["text"] != high[1]["choices"][0]["text"]
     by_argument = deployment.complete(max_tokens=8, vllm_xargs={"simmoe_k": 1})
@@ -118,15 +117,6 @@ def check_live_run(deployment: Deployment, folder: Path) -> None:
     assert set(record.requests["dp_rank"]) == {0, 1}
 
 
-def wait_until_idle(deployment: Deployment) -> None:
-    """Wait until both replicas have published that nothing runs: from then on lanes go by budget alone."""
-
-    def is_idle(rank: int) -> bool:
-        return not running(deployment, rank) and not deployment.metric("simmoe_inflight_requests", rank=str(rank))
-
-    wait_for(lambda: is_idle(0) and is_idle(1), "both replicas are idle")
-
-
 def check_whole(events: list[Any], output_tokens: int) -> None:
     """A stream that was not disturbed: vLLM may put several tokens into one event, so usage tells how many came."""
     *_, usage, done = events
@@ -164,39 +154,50 @@ def check_policy_that_raises(deployment: Deployment) -> None:
     assert deployment.complete(model="tiny:k=4")[0] == 200
 
 
+def streams_on_both(deployment: Deployment) -> list[Stream]:
+    """Open long streams until each replica has one; which goes where is the policy's choice."""
+    streams: list[Stream] = []
+    while {stream.rank for stream in streams} != {0, 1}:
+        assert len(streams) < 10, "all streams go to one replica"
+        streams.append(deployment.stream(model=f"tiny:k={(8, 1)[len(streams) % 2]}", max_tokens=LONG, **USAGE))
+        assert streams[-1].event()
+    return streams
+
+
 def check_killed_server(deployment: Deployment) -> None:
     """kill -9 of a replica's server with streams open on both replicas and requests that come meanwhile."""
-    wait_until_idle(deployment)
-    streams = {k: deployment.stream(model=f"tiny:k={k}", max_tokens=LONG, **USAGE) for k in (1, 8)}
-    assert {k: stream.rank for k, stream in streams.items()} == {1: 0, 8: 1}
-    assert all(stream.event() for stream in streams.values())
-    pid = deployment.replica_pid(1)
+    streams = streams_on_both(deployment)
+    victim = streams[-1].rank
+    pid = deployment.replica_pid(victim)
     engine_pids = children(pid)
     os.kill(pid, signal.SIGKILL)
     results = during_the_outage(deployment)
-    wait_for(lambda: deployment.states()["1"] != "up", "its death is noticed", seconds=1.0)
-    check_broken(streams[8])
-    check_whole(streams[1].rest(), LONG)
+    wait_for(lambda: deployment.states()[str(victim)] != "up", "its death is noticed", seconds=1.0)
+    for stream in streams:
+        if stream.rank == victim:
+            check_broken(stream)
+        else:
+            check_whole(stream.rest(), LONG)
     for events in results():
         check_whole(events, 3)
     wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in engine_pids), "its engine is gone too")
     wait_for(lambda: deployment.states() == {"0": "up", "1": "up"}, "it is back", START_S)
-    wait_until_idle(deployment)
-    assert deployment.complete(model="tiny:k=8")[2]["x-simmoe-rank"] == "1"
+    for stream in streams_on_both(deployment):
+        stream.hang_up()
 
 
 def check_killed_engine(deployment: Deployment) -> None:
     """kill -9 of the engine behind a replica's server, which lives on for a while and says so."""
-    wait_until_idle(deployment)
-    stream = deployment.stream(model="tiny:k=1", max_tokens=LONG)
-    assert (stream.rank, bool(stream.event())) == (0, True)
+    stream = deployment.stream(max_tokens=LONG)
+    assert stream.event()
     engine_pid = next(
-        pid for pid in children(deployment.replica_pid(0)) if "EngineCore" in Path(f"/proc/{pid}/comm").read_text()
+        pid for pid in children(deployment.replica_pid(stream.rank))
+        if "EngineCore" in Path(f"/proc/{pid}/comm").read_text()
         or b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )  # fmt: skip
     os.kill(engine_pid, signal.SIGKILL)
     results = during_the_outage(deployment)
-    wait_for(lambda: deployment.states()["0"] != "up", "its death is noticed", seconds=1.0)
+    wait_for(lambda: deployment.states()[str(stream.rank)] != "up", "its death is noticed", seconds=1.0)
     check_broken(stream)
     for events in results():
         check_whole(events, 3)
