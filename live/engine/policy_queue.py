@@ -271,7 +271,7 @@ class WaitingView(Sequence[RequestView]):
         self._queue = queue
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue.by_id)
 
     def __iter__(self) -> Iterator[RequestView]:
         return map(self._queue.view_at, range(len(self._queue)))
