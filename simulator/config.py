@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from simmoe.errors import UsageError
+
+#: A microsecond: publications are counted, and shorter intervals would be counted beyond what a double tells apart.
+MIN_PUBLISH_INTERVAL_S = 1e-6
+#: An hour: no front end holds a request longer.
+MAX_DELAY_S = 3600.0
+#: Each front end keeps a view of each rank.
+MAX_VIEWS = 1_000_000
+#: A sequence holds at least one KV block; larger ones than this are no paging.
+MAX_BLOCK_SIZE = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,12 @@ class EngineConfig:
             self.max_num_seqs,
             f"at most max_num_batched_tokens ({self.max_num_batched_tokens}), as vLLM demands",
         )
-        _require(self.block_size >= 1, "block_size", self.block_size, "at least 1")
+        _require(
+            1 <= self.block_size <= MAX_BLOCK_SIZE,
+            "block_size",
+            self.block_size,
+            f"at least 1, at most {MAX_BLOCK_SIZE}",
+        )
         _require(self.num_gpu_blocks >= 2, "num_gpu_blocks", self.num_gpu_blocks, "at least 2 (one is the null block)")
         _require(0 <= self.watermark < 1, "watermark", self.watermark, "in [0, 1)")
 
@@ -48,19 +63,26 @@ class FrontEndConfig:
     """The process that receives requests and routes them over ranks."""
 
     publish_interval_s: float = 0.1
-    """How often ranks' counts reach the front end (vLLM's coordinator: 100 ms); 0 means always fresh."""
+    """How often ranks' counts reach the front end (vLLM's coordinator: 100 ms); 0 means always fresh, else at least
+    MIN_PUBLISH_INTERVAL_S."""
     num_front_ends: int = 1
     """Front ends that share the ranks; requests are dealt to them in turn."""
     ingress_s: float = 0.0
-    """From arrival to the rank's queue: tokenising, process boundary."""
+    """From arrival to the rank's queue: tokenising, process boundary. At most MAX_DELAY_S."""
     egress_s: float = 0.0
-    """From the end of a step to the client having its token."""
+    """From the end of a step to the client having its token. At most MAX_DELAY_S."""
 
     def __post_init__(self) -> None:
-        _require(self.publish_interval_s >= 0, "publish_interval_s", self.publish_interval_s, "at least 0")
+        interval = self.publish_interval_s
+        _require(
+            interval == 0 or MIN_PUBLISH_INTERVAL_S <= interval < math.inf,
+            "publish_interval_s",
+            interval,
+            f"at least {MIN_PUBLISH_INTERVAL_S:g} s and finite, or 0 for always fresh",
+        )
         _require(self.num_front_ends >= 1, "num_front_ends", self.num_front_ends, "at least 1")
-        _require(self.ingress_s >= 0, "ingress_s", self.ingress_s, "at least 0")
-        _require(self.egress_s >= 0, "egress_s", self.egress_s, "at least 0")
+        for name, delay in (("ingress_s", self.ingress_s), ("egress_s", self.egress_s)):
+            _require(0 <= delay <= MAX_DELAY_S, name, delay, f"at least 0 and at most {MAX_DELAY_S:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +107,13 @@ class SimConfig:
 
     def __post_init__(self) -> None:
         _require(self.num_ranks >= 1, "num_ranks", self.num_ranks, "at least 1")
+        num_views = self.num_ranks * self.front_end.num_front_ends
+        _require(
+            num_views <= MAX_VIEWS,
+            "num_ranks x num_front_ends",
+            num_views,
+            f"at most {MAX_VIEWS:,}, for each front end keeps a view of each rank",
+        )
         _require(self.k_max >= 1, "k_max", self.k_max, "at least 1")
         _require(self.k_granularity >= 1, "k_granularity", self.k_granularity, "at least 1")
         _require(
@@ -93,6 +122,8 @@ class SimConfig:
             self.k_granularity,
             f"a divisor of k_max {self.k_max}",
         )
+        if self.max_time_s is not None:
+            _require(0 < self.max_time_s < math.inf, "max_time_s", self.max_time_s, "above 0 s and finite, or None")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the resolved configuration as plain data, for the manifest."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +12,9 @@ from simmoe.traces.streams import BUDGETS, stream
 
 IntColumn = npt.NDArray[np.int64]
 Mix = tuple[tuple[int, float], ...]
+
+#: Of a tier: relative, so that nobody needs more, and sums stay exact enough.
+WEIGHTS = (1e-9, 1e9)
 
 
 def truncated_normal(n: int, mu: float, sigma: float, k_max: int, seed: int) -> IntColumn:
@@ -36,7 +38,7 @@ def parse_mix(text: str) -> Mix:
     """Parse ``"4:0.2,16:0.5,32:0.3"``: budget, colon, relative weight.
 
     Raises:
-        UsageError: the text is not of that form, a weight is not positive and finite, or a budget stands twice.
+        UsageError: the text is not of that form, a weight is outside WEIGHTS, or a budget stands twice.
     """
     tiers: list[tuple[int, float]] = []
     for part in text.split(","):
@@ -51,13 +53,15 @@ def parse_mix(text: str) -> Mix:
 
 
 def check_mix(mix: Sequence[tuple[int, float]]) -> None:
-    """Raise UsageError unless budgets are distinct and at least 1, and weights positive and finite."""
+    """Raise UsageError unless budgets are distinct and at least 1, and weights within WEIGHTS."""
     seen = set()
     for k, weight in mix:
         if k < 1:
             raise UsageError(f"mix has the budget {k}; it must be at least 1")
-        if not (weight > 0 and math.isfinite(weight)):
-            raise UsageError(f"mix gives budget {k} the weight {weight}; it must be above 0 and finite")
+        if not WEIGHTS[0] <= weight <= WEIGHTS[1]:
+            raise UsageError(
+                f"mix gives budget {k} the weight {weight}; it must be above 0, in {WEIGHTS[0]:g}..{WEIGHTS[1]:g}"
+            )
         if k in seen:
             raise UsageError(f"mix has the budget {k} twice; give each once")
         seen.add(k)

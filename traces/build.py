@@ -13,13 +13,17 @@ from simmoe.errors import TraceError, UsageError
 from simmoe.traces import arrivals, budgets
 from simmoe.traces.catalog import NamedTrace, resolve
 from simmoe.traces.columns import HashRuns, NumberedIds
-from simmoe.traces.reader import Trace, read_trace
+from simmoe.traces.reader import MAX_SPAN_S, Trace, read_trace
 from simmoe.traces.spec import WorkloadSpec
 from simmoe.traces.streams import CELLS, DESCRIPTION, LENGTHS, stream
 from simmoe.traces.summary import Summary, shipped
 from simmoe.traces.workload import Workload
 
 IntColumn = npt.NDArray[np.int64]
+FloatColumn = npt.NDArray[np.float64]
+
+#: Pairs of on and off phases of one workload: 16 bytes each.
+MAX_PHASES = 10_000_000
 
 
 def build_workload(spec: WorkloadSpec) -> Workload:
@@ -77,6 +81,7 @@ def _from_file(spec: WorkloadSpec, named: NamedTrace | None, trace: Trace) -> Wo
         "lengths": "original",
         **trace.source,
         **_published(named, trace),
+        "prefix_block_tokens": None if hashes is None else trace.prefix_block_tokens,
         "filter": filtered,
         "selection": selection,
         "clip": clip,
@@ -123,6 +128,7 @@ def _from_summary(spec: WorkloadSpec, named: NamedTrace) -> Workload:
         "lengths": "shipped summary",
         "sha256": sha256,
         "summary_of": summary.about,
+        "prefix_block_tokens": None,
         "filter": {"min_total_tokens": low, "max_total_tokens": high, "rows_kept": len(summary)},
         "selection": selection,
         "clip": clip,
@@ -157,6 +163,13 @@ def _bounds(spec: WorkloadSpec, named: NamedTrace | None) -> tuple[int | None, i
     low, high = named.total_tokens if named and named.total_tokens else (None, None)
     low = spec.min_total_tokens if spec.min_total_tokens is not None else low
     high = spec.max_total_tokens if spec.max_total_tokens is not None else high
+    if named and low is not None and high is not None and low > high:
+        given, other, default = ("min", "max", high) if spec.max_total_tokens is None else ("max", "min", low)
+        raise UsageError(
+            f"{given}_total_tokens is {low if given == 'min' else high}, but trace '{named.name}' keeps rows of "
+            f"{'at most' if other == 'max' else 'at least'} {default} total tokens unless told otherwise; "
+            f"give {other}_total_tokens too"
+        )
     return low, high
 
 
@@ -209,16 +222,34 @@ def _select(spec: WorkloadSpec, kept: IntColumn, ordered: bool) -> tuple[IntColu
     return np.concatenate(shuffled)[:n], passes, "shuffled, no row twice before every row once"
 
 
-def _replay(spec: WorkloadSpec, trace: Trace, rows: IntColumn) -> tuple[npt.NDArray[np.float64], dict[str, object]]:
+def _replay(spec: WorkloadSpec, trace: Trace, rows: IntColumn) -> tuple[FloatColumn, dict[str, object]]:
     recorded = trace.arrival_s[rows] - trace.arrival_s[rows[0]]
     if spec.rate is None:
         return recorded, {"process": "replay", "rate": None}
     if recorded[-1] == 0 and len(rows) > 1 and not math.isinf(spec.rate):
-        raise TraceError(f"'{trace.path}': all rows to replay arrive at one instant, which no rate can be scaled to")
-    return arrivals.rescaled(recorded, spec.rate), {"process": "replay", "rate": _plain(spec.rate)}
+        raise TraceError(
+            f"'{trace.path}': all rows to replay arrive at one instant, which no rate can be scaled to; "
+            f"leave the rate out, or choose poisson arrivals"
+        )
+    return _checked_span(spec, arrivals.rescaled(recorded, spec.rate)), {"process": "replay", "rate": _plain(spec.rate)}
 
 
-def _synthetic(spec: WorkloadSpec, process: str, n: int) -> tuple[npt.NDArray[np.float64], dict[str, object]]:
+def _synthetic(spec: WorkloadSpec, process: str, n: int) -> tuple[FloatColumn, dict[str, object]]:
+    arrival_s, described = _drawn(spec, process, n)
+    return _checked_span(spec, arrival_s), described
+
+
+def _checked_span(spec: WorkloadSpec, arrival_s: FloatColumn) -> FloatColumn:
+    """Refuse times so large that a step no longer changes them by what it takes."""
+    if arrival_s[-1] > MAX_SPAN_S:
+        raise UsageError(
+            f"at rate {spec.rate:g} the last of {len(arrival_s)} requests arrives after {arrival_s[-1]:.3g} s, more "
+            f"than {MAX_SPAN_S:.3g} s (10 years); ask for fewer requests, or for a higher rate"
+        )
+    return arrival_s
+
+
+def _drawn(spec: WorkloadSpec, process: str, n: int) -> tuple[FloatColumn, dict[str, object]]:
     assert spec.rate is not None
     described: dict[str, object] = {"process": process, "rate": _plain(spec.rate)}
     if math.isinf(spec.rate):
@@ -229,6 +260,12 @@ def _synthetic(spec: WorkloadSpec, process: str, n: int) -> tuple[npt.NDArray[np
         return arrivals.gamma(n, spec.rate, spec.cv, spec.seed), {**described, "cv": spec.cv}
     if process == "constant":
         return arrivals.constant(n, spec.rate), described
+    num_phases = n / (spec.rate * (spec.on_s + spec.off_s))
+    if num_phases > MAX_PHASES:
+        raise UsageError(
+            f"on_s {spec.on_s:g} and off_s {spec.off_s:g} make about {num_phases:.0g} phases of {n} requests at rate "
+            f"{spec.rate:g}; at most {MAX_PHASES:,} are drawn: lengthen the phases"
+        )
     times = arrivals.onoff(n, spec.rate, spec.on_s, spec.off_s, spec.seed)
     return times, {**described, "on_s": spec.on_s, "off_s": spec.off_s}
 
@@ -267,13 +304,13 @@ def _budgets(spec: WorkloadSpec, n: int, trace: Trace | None, rows: IntColumn) -
         k = spec.k_max if spec.k is None else spec.k
         return np.full(n, k, dtype=np.int64), {"generator": "fixed", "k": k}
     if trace is None or column is None:
-        raise TraceError(f"'{spec.trace}' has no column 'k_qos'; choose other budgets")
+        raise TraceError(f"'{spec.trace}' has no column 'k_qos'; choose other budgets: normal, fixed or mix")
     k_qos = column[rows]
     if int(k_qos.max()) > spec.k_max:
         i = int((k_qos > spec.k_max).argmax())
         raise TraceError(
             f"'{trace.path}' row {trace.file_row(int(rows[i]))}: k_qos is {int(k_qos[i])}; "
-            f"the deployment runs 1..k_max ({spec.k_max})"
+            f"the deployment runs 1..k_max ({spec.k_max}): choose other budgets, or a profile of a larger k_max"
         )
     return k_qos, {"generator": "trace", "column": "k_qos"}
 

@@ -89,7 +89,11 @@ def seconds(cells: Sequence[Any], per_second: int) -> FloatColumn:
 
 def _time(index: int, cell: Any) -> float:
     if isinstance(cell, str) and _DATETIME.fullmatch(cell.strip()):
-        raise BadCell(index, f"is the date {_shown(cell)}; this column counts from the trace's start (mixed clocks?)")
+        raise BadCell(
+            index,
+            f"is the date {_shown(cell)} where time is counted from the trace's start (mixed clocks?); "
+            f"put all rows on one clock",
+        )
     value = float(_number(index, cell, "a time"))
     if value < 0:
         raise BadCell(index, f"is {_shown(cell)}; a time must be at least 0")
@@ -155,13 +159,15 @@ class Datetimes:
         if kinds <= _ZERO_OFFSETS | {None}:
             self._bare |= None in kinds
             if self._shifted and None in kinds:
-                raise BadCell(offsets.index(None), "has no UTC offset where earlier rows do: mixed clocks")
+                raise BadCell(
+                    offsets.index(None), "has no UTC offset where earlier rows do: mixed clocks; write one in all rows"
+                )
             return None
         for i, offset in enumerate(offsets):
             self._bare |= offset is None
             self._shifted |= offset is not None and offset not in _ZERO_OFFSETS
             if self._bare and self._shifted:
-                raise BadCell(i, "mixes times with and without an offset from UTC: mixed clocks")
+                raise BadCell(i, "mixes times with and without an offset from UTC: mixed clocks; write one in all rows")
         return np.array([_offset_ns(i, offset) for i, offset in enumerate(offsets)], dtype=np.int64)
 
     @staticmethod
@@ -169,7 +175,7 @@ class Datetimes:
         try:
             return int(np.datetime64(body, "ns").astype(np.int64))
         except ValueError:
-            raise BadCell(index, f"is '{body}'; there is no such date or time of day") from None
+            raise BadCell(index, f"is '{body}'; there is no such date or time of day; correct it") from None
 
     @staticmethod
     def _not_a_date(index: int, cell: Any) -> str:
@@ -177,7 +183,9 @@ class Datetimes:
             _number(index, cell, "")
         except BadCell:
             return f"is {_shown(cell)}; expected a date and time such as 2023-11-16 18:15:46.6805900"
-        return f"is the number {_shown(cell)} where a date and time is expected (mixed clocks?)"
+        return (
+            f"is the number {_shown(cell)} where a date and time is expected (mixed clocks?); put all rows on one clock"
+        )
 
 
 def _offset_ns(index: int, offset: str | None) -> int:
@@ -186,7 +194,7 @@ def _offset_ns(index: int, offset: str | None) -> int:
     digits = offset[1:].replace(":", "").ljust(4, "0")
     minutes = int(digits[:2]) * 60 + int(digits[2:])
     if minutes >= 24 * 60:
-        raise BadCell(index, f"has the offset '{offset}', a day or more from UTC")
+        raise BadCell(index, f"has the offset '{offset}', a day or more from UTC; write +HH:MM below +24:00")
     return (-1 if offset[0] == "-" else 1) * minutes * 60 * 10**9
 
 

@@ -50,7 +50,6 @@ def write_trace(path: Path, workload: Workload, with_k_qos: bool) -> None:
 
 def _columns(workload: Workload, with_k_qos: bool) -> dict[str, Sequence[Any]]:
     columns: dict[str, Sequence[Any]] = {}
-    assert PLAIN.request_id and PLAIN.k_qos and PLAIN.prefix_hashes
     if not isinstance(workload.request_id, NumberedIds):
         columns[PLAIN.request_id] = workload.request_id
     columns[PLAIN.arrival] = workload.arrival_s.tolist()

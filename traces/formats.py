@@ -21,9 +21,11 @@ class Format:
     """Column of output lengths, tokens."""
     ticks_per_second: int | None
     """Unit of the arrival column when it counts; None when it holds dates and times of day."""
-    request_id: str | None = None
-    k_qos: str | None = None
-    prefix_hashes: str | None = None
+    request_id: str = "request_id"
+    """Optional column of names; simmoe's own columns are read in every format that lacks one of the publisher's."""
+    k_qos: str = "k_qos"
+    """Optional column of routing budgets."""
+    prefix_hashes: str = "prefix_hashes"
     """Optional column of hash ids, one for each consecutive block of ``prefix_block_tokens`` prompt tokens."""
     prefix_block_tokens: int = 512
     zero_output_is_failure: bool = False
@@ -37,7 +39,7 @@ class Format:
     @property
     def optional(self) -> tuple[str, ...]:
         """The columns a file may have."""
-        return tuple(name for name in (self.request_id, self.k_qos, self.prefix_hashes) if name is not None)
+        return (self.request_id, self.k_qos, self.prefix_hashes)
 
 
 AZURE = Format("azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", ticks_per_second=None)
@@ -47,16 +49,7 @@ MOONCAKE = Format(
 BURSTGPT = Format(
     "burstgpt", "Timestamp", "Request tokens", "Response tokens", ticks_per_second=1, zero_output_is_failure=True
 )
-PLAIN = Format(
-    "plain",
-    "arrival_s",
-    "prompt_tokens",
-    "output_tokens",
-    ticks_per_second=1,
-    request_id="request_id",
-    k_qos="k_qos",
-    prefix_hashes="prefix_hashes",
-)
+PLAIN = Format("plain", "arrival_s", "prompt_tokens", "output_tokens", ticks_per_second=1)
 
 FORMATS = (PLAIN, AZURE, MOONCAKE, BURSTGPT)
 
@@ -73,7 +66,7 @@ def detect(columns: Sequence[str], where: str) -> Format:
     """
     for name in columns:
         if columns.count(name) > 1:
-            raise TraceError(f"{where}: column '{name}' stands twice in the header")
+            raise TraceError(f"{where}: column '{name}' stands twice in the header; rename or remove one")
     found = set(columns)
     for candidate in FORMATS:
         if found.issuperset(candidate.required):
@@ -83,8 +76,10 @@ def detect(columns: Sequence[str], where: str) -> Format:
     seen = ", ".join(columns)
     if found.isdisjoint(nearest.required):
         layouts = "; ".join(f"{candidate.name}: {', '.join(candidate.required)}" for candidate in FORMATS)
-        raise TraceError(f"{where}: no known header; found '{_short(seen)}', expected one of {layouts}")
-    raise TraceError(f"{where}: missing column {missing} of the {nearest.name} format; found '{_short(seen)}'")
+        raise TraceError(f"{where}: no known header; found '{_short(seen)}'; name the columns as one of {layouts}")
+    raise TraceError(
+        f"{where}: missing column {missing} of the {nearest.name} format; found '{_short(seen)}'; add or rename it"
+    )
 
 
 def _short(text: str) -> str:

@@ -128,7 +128,11 @@ class _ChunkParser:
         if layout.zero_output_is_failure:
             kept = parts["output"] > 0
             parts["row"] = np.arange(chunk.first_row, chunk.first_row + n, dtype=np.int64)
-            parts = {name: part[kept] for name, part in parts.items()}
+            rows = np.flatnonzero(kept)
+            parts = {
+                name: part.take(rows) if isinstance(part, (PackedStrings, HashRuns)) else part[kept]
+                for name, part in parts.items()
+            }
             self._num_failed += n - len(parts["time"])
         for name, part in parts.items():
             self._parts.setdefault(name, []).append(part)
@@ -138,11 +142,17 @@ class _ChunkParser:
         file, layout = self._file, self._file.format
         time = self._join("time")
         if not len(time):
-            raise TraceError(f"'{file.path}': every request failed (no output tokens); nothing can be replayed")
+            raise TraceError(
+                f"'{file.path}': every request failed (no output tokens); nothing can be replayed: give another file"
+            )
         steps_back = int((np.diff(time) < 0).sum())
         order = np.argsort(time, kind="stable") if steps_back else None
         time = _sorted(time, order)
         row = self._join("row") if "row" in self._parts else None
+        ids = PackedStrings.concatenate(self._parts["id"]) if "id" in self._parts else None
+        if ids is not None:
+            self._check_unique(ids, row)
+            ids = ids if order is None else ids.take(order)
         if order is not None:
             row = order + 1 if row is None else row[order]
         first = time[0]
@@ -154,10 +164,6 @@ class _ChunkParser:
                 f"{file.at(here)}: '{layout.arrival}' is {arrival_s[jump] - arrival_s[jump - 1]:.0f} s after the "
                 f"arrival before it (row {before}): mixed clocks; put all rows on one"
             )
-        ids = PackedStrings.concatenate(self._parts["id"]) if "id" in self._parts else None
-        if ids is not None:
-            self._check_unique(ids)
-            ids = ids if order is None else ids.take(order)
         hashes = HashRuns.concatenate(self._parts["hashes"]) if "hashes" in self._parts else None
         if hashes is not None and order is not None:
             hashes = hashes.take(order)
@@ -187,13 +193,16 @@ class _ChunkParser:
     def _join(self, name: str) -> Any:
         return np.concatenate(self._parts.pop(name))
 
-    def _check_unique(self, ids: PackedStrings) -> None:
+    def _check_unique(self, ids: PackedStrings, row: IntColumn | None) -> None:
+        """Refuse an id that stands twice; ``row`` has the file's rows where they are not the positions from 1."""
         if len(set(ids)) == len(ids):
             return
         seen: dict[str, int] = {}
-        for number, text in enumerate(ids, start=1):
+        for number, text in zip(range(1, len(ids) + 1) if row is None else row.tolist(), ids, strict=True):
             if text in seen:
-                raise TraceError(f"{self._file.at(number)}: request_id '{text}' is that of row {seen[text]} too")
+                raise TraceError(
+                    f"{self._file.at(number)}: request_id '{text}' is that of row {seen[text]} too; give each its own"
+                )
             seen[text] = number
 
 
@@ -208,7 +217,8 @@ def _hashes(cells: Sequence[Any], prompt_tokens: TokenColumn, block_tokens: int)
         i = int(too_many.argmax())
         raise BadCell(
             i,
-            f"has {len(runs[i])} hash ids for {int(prompt_tokens[i])} prompt tokens; one covers {block_tokens} tokens",
+            f"has {len(runs[i])} hash ids for {int(prompt_tokens[i])} prompt tokens; one covers {block_tokens} tokens: "
+            f"leave the others out",
         )
     return runs
 

@@ -100,7 +100,7 @@ class RowFile:
             empty = False
             yield chunk
         if empty:
-            raise TraceError(f"'{self.path}' has a header and no rows: an empty trace cannot be replayed")
+            raise TraceError(f"'{self.path}' has a header and no rows: an empty trace cannot be replayed; add rows")
 
     def _choose(self, names: Sequence[str]) -> None:
         self.format = detect(names, f"'{self.path}'")
@@ -125,7 +125,7 @@ class RowFile:
                     yield Chunk(row, {name: columns[index] for name, index in wanted.items()})
                 row += len(rows)
         except csv.Error as error:
-            raise TraceError(f"'{self.path}' line {reader.line_num}: {error}") from None
+            raise TraceError(f"'{self.path}' line {reader.line_num}: {error}; quote cells as CSV does") from None
 
     def _check_lengths(self, rows: list[list[str]], first_row: int, width: int, blank_at: int) -> int:
         """Accept blank lines at the file's end alone; return the row of the first blank one, 0 if there is none."""
@@ -135,7 +135,9 @@ class RowFile:
             elif blank_at:
                 raise TraceError(f"{self.at(blank_at)} is blank, and rows follow; remove the line")
             elif len(cells) != width:
-                raise TraceError(f"{self.at(first_row + i)} has {len(cells)} cells where the header has {width}")
+                raise TraceError(
+                    f"{self.at(first_row + i)} has {len(cells)} cells where the header has {width}; make them as many"
+                )
         return blank_at
 
     def _jsonl(self, lines: Iterator[str]) -> Iterator[Chunk]:
@@ -166,11 +168,13 @@ class RowFile:
 
     def _object(self, line: str, row: int) -> dict[str, Any]:
         try:
-            fields = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise TraceError(f"{self.at(row)} is not JSON: {error}") from None
+            fields = json.loads(line, object_pairs_hook=_without_twins)
+        except _Twins as error:
+            raise TraceError(f"{self.at(row)} has the key '{error}' twice; remove one") from None
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{self.at(row)} is not JSON: {error}; write one object a line") from None
         if not isinstance(fields, dict):
-            raise TraceError(f"{self.at(row)} is not a JSON object")
+            raise TraceError(f"{self.at(row)} is not a JSON object; write one object a line")
         return fields
 
     def _column(self, objects: list[dict[str, Any]], name: str, first_row: int) -> list[Any]:
@@ -178,7 +182,7 @@ class RowFile:
             return [fields[name] for fields in objects]
         except KeyError:
             row = first_row + next(i for i, fields in enumerate(objects) if name not in fields)
-            raise TraceError(f"{self.at(row)}: missing '{name}'") from None
+            raise TraceError(f"{self.at(row)}: missing '{name}'; every row needs it") from None
 
     def _parquet(self) -> Iterator[Chunk]:
         import pyarrow as pa
@@ -192,9 +196,11 @@ class RowFile:
                 yield Chunk(row, {name: batch.column(name).to_pylist() for name in self.columns})
                 row += batch.num_rows
         except pa.ArrowException as error:
-            raise TraceError(f"'{self.path}' is not Parquet that can be read: {_one_line(error)}") from None
+            raise TraceError(
+                f"'{self.path}' is not Parquet that can be read: {_one_line(error)}; write it again"
+            ) from None
         if row == 1:
-            raise TraceError(f"'{self.path}' has no rows: an empty trace cannot be replayed")
+            raise TraceError(f"'{self.path}' has no rows: an empty trace cannot be replayed; add rows")
 
     def _where_not_utf8(self, error: UnicodeDecodeError) -> str:
         """Find the first line that is not UTF-8; the decoder itself only knows its buffer."""
@@ -209,6 +215,18 @@ class RowFile:
                 except UnicodeDecodeError as found:
                     return f"{self.at(number - self.header_lines)}: byte 0x{line[found.start]:02x} is not UTF-8"
         return f"'{self.path}': {error.reason}: not UTF-8"
+
+
+class _Twins(Exception):
+    """A JSON object has a key, the argument, twice."""
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twins(next(name for name in names if names.count(name) > 1))
+    return fields
 
 
 def _one_line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids"
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 ROW_2_CSV = "row 2 (line 3)"
+
+#: A message ends in what would do, or in what to do.
+REMEDY = re.compile(r"; \w|: \w+ .*|must be|expected")
 
 #: what it is -> (content, parts of the message)
 BAD = {
@@ -98,6 +102,22 @@ BAD = {
     "json null": (MOONCAKE.replace("600", "null"), ["row 1", "'input_length'", "missing"]),
     "json hash fraction": (MOONCAKE.replace("[1, 2]", "[1, 2.5]"), ["row 1", "'hash_ids'", "2.5"]),
     "json hashes not a list": (MOONCAKE.replace("[1, 2]", "7"), ["row 1", "'hash_ids'", "list"]),
+    "json key twice": (
+        MOONCAKE.replace('"input_length"', '"timestamp": 5, "input_length"'),
+        ["row 1", "'timestamp' twice"],
+    ),
+    "json unread key twice": (
+        MOONCAKE + '{"x": 1, "timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": [], "x": 2}\n',
+        ["row 2", "'x' twice"],
+    ),
+    "azure budget zero": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens,k_qos\n2023-11-16 18:15:46,374,44,0\n",
+        ["row 1 (line 2)", "'k_qos'", "at least 1"],
+    ),
+    "burstgpt id twice": (
+        "Timestamp,Request tokens,Response tokens,request_id\n0,5,0,a\n1,5,5,b\n2,5,5,b\n",
+        ["row 3 (line 4)", "'b'", "row 2", "give each its own"],
+    ),
     "json negative": (MOONCAKE.replace('"timestamp": 0', '"timestamp": -3'), ["row 1", "'timestamp'", "-3"]),
 }
 
@@ -120,6 +140,7 @@ def test_bad_content_is_named(tmp_path: Path, case: str, packed: bool) -> None:
     message = refused(path)
     for part in parts:
         assert part in message, message
+    assert REMEDY.search(message.removeprefix(f"'{path}'")), f"no remedy in: {message}"
 
 
 def test_rows_are_named_beyond_the_first_chunk(tmp_path: Path) -> None:
@@ -194,7 +215,12 @@ def build(tmp_path: Path, content: str, **options: object) -> str:
 
 def test_filter_that_keeps_nothing(tmp_path: Path) -> None:
     message = build(tmp_path, PLAIN, min_total_tokens=100, max_total_tokens=200)
-    assert "none of 1 rows" in message and "100..200" in message and "10..10" in message
+    assert (
+        "none of 1 rows" in message
+        and "change min_total_tokens" in message
+        and "100..200" in message
+        and "10..10" in message
+    )
 
 
 def test_budget_above_k_max_names_the_row(tmp_path: Path) -> None:

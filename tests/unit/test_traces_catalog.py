@@ -103,6 +103,14 @@ def test_no_source_tells_where_the_file_lay(tmp_path: Path) -> None:
         ({"rate": 1.0, "arrivals": "replay"}, "no recorded arrivals; give a rate"),
         ({"rate": 1.0, "max_total_tokens": 4096}, r"covers 1024\.\.2048 total tokens alone"),
         ({"rate": 1.0, "budgets": "trace"}, "has no budgets"),
+        (
+            {"rate": 1.0, "min_total_tokens": 3000},
+            "min_total_tokens is 3000, but trace 'azure' keeps rows of at most 2048 .*; give max_total_tokens too",
+        ),
+        (
+            {"rate": 1.0, "max_total_tokens": 512},
+            "max_total_tokens is 512, but trace 'azure' keeps rows of at least 1024 .*; give min_total_tokens too",
+        ),
     ],
 )
 def test_what_the_summary_cannot_do(options: dict[str, object], message: str) -> None:

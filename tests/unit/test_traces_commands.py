@@ -10,7 +10,7 @@ import pytest
 
 from simmoe.cli import run
 from simmoe.commands.workload_options import spec_from_options, workload_options
-from simmoe.errors import SimmoeError
+from simmoe.errors import SimmoeError, UsageError
 from simmoe.traces.spec import WorkloadSpec
 
 MOONCAKE = """{"timestamp": 1000, "input_length": 955, "output_length": 52, "hash_ids": [46, 47]}
@@ -156,6 +156,23 @@ def test_parameters_imply_their_generator() -> None:
     assert typed("--arrivals", "gamma", "--cv", "3", "--rate", "1").cv == 3.0
 
 
+def test_parameters_imply_their_generator_in_python_too() -> None:
+    """What a specification is given is used or refused, as on the command line."""
+    mix = ((4, 1.0), (8, 3.0))
+    assert WorkloadSpec(mix=mix).budgets == "mix" and WorkloadSpec(mix=mix) == typed("--mix", "4:1,8:3")
+    assert WorkloadSpec(k=8).budgets == "fixed" and WorkloadSpec(k=8) == typed("--k", "8")
+    assert WorkloadSpec(mu=8.0).budgets == WorkloadSpec(sigma=1.0).budgets == "normal"
+    assert WorkloadSpec().budgets is None
+    for fields, message in (
+        ({"mix": mix, "k": 8}, "mix and k contradict"),
+        ({"k": 8, "mu": 3.0}, "k and mu contradict"),
+        ({"k": 8, "budgets": "normal"}, "k needs budgets fixed, not normal"),
+        ({"mix": mix, "budgets": "trace"}, "mix needs budgets mix, not trace"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            WorkloadSpec(**fields)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -184,7 +201,7 @@ def test_parameters_imply_their_generator() -> None:
         ("--mix 4:nan", "weight nan"),
         ("--mix 4", "'4' is not K:WEIGHT"),
         ("--mix 4.5:1", "'4.5:1' is not K:WEIGHT"),
-        ("--mu nan", "mu is nan; it must be finite"),
+        ("--mu nan", "mu is nan; it must be in -1e+06..1e+06"),
         ("--sigma -1", "sigma is -1.0"),
         ("--sigma inf", "sigma is inf"),
         ("--seed -1", "seed is -1"),

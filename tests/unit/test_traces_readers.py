@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from simmoe.traces import rows
+from simmoe.traces.build import build_workload
 from simmoe.traces.reader import Trace, read_trace
+from simmoe.traces.spec import WorkloadSpec
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -148,6 +150,47 @@ def test_chunks_mean_nothing(tmp_path: Path, text: str, chunk_rows: int, monkeyp
     expected = lists(read_trace(write(tmp_path, text, "whole")))
     monkeypatch.setattr(rows, "CHUNK_ROWS", chunk_rows)
     assert lists(read_trace(write(tmp_path, text, "chunked"))) == expected
+
+
+PUBLISHED = {
+    "azure": ("TIMESTAMP,ContextTokens,GeneratedTokens", ["2023-11-16 18:15:46,600,5", "2023-11-16 18:15:47,700,6"]),
+    "burstgpt": ("Timestamp,Request tokens,Response tokens", ["0,600,5", "1,700,6"]),
+    "plain": ("arrival_s,prompt_tokens,output_tokens", ["0,600,5", "1,700,6"]),
+}
+
+
+@pytest.mark.parametrize("layout", PUBLISHED)
+def test_own_columns_are_read_beside_those_of_every_publisher(tmp_path: Path, layout: str) -> None:
+    header, (first, second) = PUBLISHED[layout]
+    path = tmp_path / "trace.csv"
+    path.write_text(f"{header},request_id,k_qos,prefix_hashes\n{first},a,7,1 2\n{second},b,9,1 3\n")
+    trace = read_trace(path)
+    assert trace.source["format"] == layout and trace.source["columns_not_read"] == []
+    assert trace.k_qos is not None and trace.k_qos.tolist() == [7, 9]
+    assert trace.request_id is not None and list(trace.request_id) == ["a", "b"]
+    assert trace.prefix_hashes is not None and list(trace.prefix_hashes) == [(1, 2), (1, 3)]
+    workload = build_workload(WorkloadSpec(trace=str(path)))
+    assert workload.k_qos.tolist() == [7, 9] and workload.source["budgets"] == {"generator": "trace", "column": "k_qos"}
+
+
+def test_own_columns_are_read_from_mooncakes_objects(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids": [1], "k_qos": 3}\n')
+    trace = read_trace(path)
+    assert trace.k_qos is not None and trace.k_qos.tolist() == [3]
+
+
+def test_failed_requests_leave_with_their_own_columns(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "Timestamp,Request tokens,Response tokens,request_id,k_qos,prefix_hashes\n"
+        "0,600,0,a,1,1 2\n1,600,5,b,2,3 4\n2,600,0,c,3,5 6\n3,600,5,d,4,7 8\n"
+    )
+    trace = read_trace(path)
+    assert trace.request_id is not None and list(trace.request_id) == ["b", "d"]
+    assert trace.prefix_hashes is not None and list(trace.prefix_hashes) == [(3, 4), (7, 8)]
+    assert trace.k_qos is not None and trace.k_qos.tolist() == [2, 4]
+    assert [trace.file_row(i) for i in range(2)] == [2, 4]
 
 
 def test_columns_may_stand_in_any_order(tmp_path: Path) -> None:
