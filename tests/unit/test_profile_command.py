@@ -51,8 +51,20 @@ def test_plot_writes_a_picture(tmp_path: Path) -> None:
 def test_plot_names_a_place_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile", "plot", SYNTHETIC, "--out", str(tmp_path / "no" / "p.png")]) == 5
     assert "cannot write the picture" in capsys.readouterr().err
-    assert run(["profile", "plot", SYNTHETIC, "--out", str(tmp_path / "p.xyz")]) == 5
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["p.gif", "p.xyz", "p", "p.png.gz", ".png"])
+def test_a_picture_of_another_kind_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profile", "plot", SYNTHETIC, "--out", str(tmp_path / name)]) == 2
+    assert f"{name}' names no picture; end it in one of .png, .svg, .pdf" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "start"), [("p.svg", b"<?xml"), ("p.PDF", b"%PDF"), ("p.png", b"\x89PNG")])
+def test_a_picture_is_what_its_name_says(name: str, start: bytes, tmp_path: Path) -> None:
+    assert run(["profile", "plot", SYNTHETIC, "--out", str(tmp_path / name)]) == 0
+    assert (tmp_path / name).read_bytes().startswith(start)
 
 
 def test_an_unknown_name_suggests(capsys: pytest.CaptureFixture[str]) -> None:

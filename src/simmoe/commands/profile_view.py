@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from simmoe.errors import OutputError
+from simmoe.errors import OutputError, UsageError
 from simmoe.profiles.catalog import Profile
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import PROMPT_TOKENS
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 #: KV tokens a sequence the decode times are shown at.
 CONTEXT_TOKENS = 1024
+
+#: What a picture's name may end in.
+PICTURES = (".png", ".svg", ".pdf")
 
 _RUN_FACTS = ("model", "weights", "dtype", "card", "driver", "clocks", "versions", "kernels", "graphs", "k_check")
 
@@ -100,8 +103,11 @@ def plot_profile(profile: Profile, out: Path, *, async_scheduling: bool) -> None
     """Draw T against n, and decode steps against batch, a line a k.
 
     Raises:
+        UsageError: the file's name asks for another format than PICTURES.
         OutputError: the picture cannot be written.
     """
+    if out.suffix.lower() not in PICTURES:
+        raise UsageError(f"'{out}' names no picture; end it in one of {', '.join(PICTURES)}")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
