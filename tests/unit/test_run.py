@@ -395,3 +395,19 @@ def test_output_that_cannot_be_written_gets_one_line(words: str, unbuffered: str
         done = subprocess.run(argv, stdout=closed, stderr=subprocess.PIPE, env=environment, text=True)
     assert done.returncode != 0
     assert not [line for line in done.stderr.splitlines() if not line.startswith(("trace:", "profile:"))]
+
+
+def test_prefix_caching_of_a_trace_without_hash_ids_is_noted(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "note: '{}' has no hash ids of its prompts' blocks, so the prefix cache will find nothing"
+    assert simmoe([*command, "--prefix-caching"]) == 0
+    assert note.format("requests.csv") in capsys.readouterr().err
+    assert simmoe(command) == 0
+    assert "hash ids" not in capsys.readouterr().err
+    hashed = tmp_path / "hashed.jsonl"
+    row = '{"timestamp": 60000, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+    hashed.write_text(row.replace("60000", "0") + row)
+    assert simmoe(["run", "--trace", str(hashed), "--profile", PROFILE, "--prefix-caching", "--k", "8"]) == 0
+    printed = capsys.readouterr()
+    assert "hash ids" not in printed.err and "512 from the prefix cache" in printed.out

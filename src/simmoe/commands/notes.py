@@ -11,6 +11,7 @@ import simpy
 
 from simmoe import __version__
 from simmoe.profiles.catalog import Profile
+from simmoe.simulator.config import EngineConfig
 from simmoe.traces.describe import source_line
 
 
@@ -25,6 +26,13 @@ def describe_trace(source: Mapping[str, Any]) -> str:
 def describe_profile(profile: Profile) -> str:
     """Say in one line whose step times are used."""
     return f"profile: {profile.label}"
+
+
+def describe_caching(engine: EngineConfig, source: Mapping[str, Any]) -> str:
+    """Say in one line that prefix caching was asked for and the trace gives it nothing to find; empty otherwise."""
+    if not engine.enable_prefix_caching or source["prefix_block_tokens"] is not None:
+        return ""
+    return f"note: '{source['trace']}' has no hash ids of its prompts' blocks, so the prefix cache will find nothing"
 
 
 def describe_extrapolation(extrapolated: Mapping[str, int]) -> str:

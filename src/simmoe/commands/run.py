@@ -18,7 +18,7 @@ from simmoe.commands.deployment_options import (
     take_slo,
 )
 from simmoe.commands.evidence import save_evidence
-from simmoe.commands.notes import describe_extrapolation, describe_profile, describe_trace, versions
+from simmoe.commands.notes import describe_caching, describe_extrapolation, describe_profile, describe_trace, versions
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.commands.run_summary import format_summary
@@ -60,6 +60,8 @@ def run(
     workload = build_workload(spec)
     click.echo(describe_trace(workload.source), err=True)
     click.echo(describe_profile(deployment.profile), err=True)
+    if note := describe_caching(deployment.config.engine, workload.source):
+        click.echo(note, err=True)
     cost = deployment.profile.cost(async_scheduling=deployment.config.engine.async_scheduling)
     manifest = _manifest(spec, workload.source, deployment, choice, slo)
     try:
