@@ -19,6 +19,7 @@ from simmoe.analysis.metrics import METRICS, Slo
 from simmoe.cli import run as simmoe
 from simmoe.commands.sweeping.cells import Cell, run_cell
 from simmoe.commands.sweeping.saturation import LOADS
+from simmoe.commands.sweeping.store import SweepStore
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_names
 from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
 from simmoe.traces.spec import WorkloadSpec
@@ -113,7 +114,8 @@ def test_a_stopped_sweep_resumes_without_redoing_cells(
     assert resumed.returncode == 0, resumed.stderr
     assert f"10/10 cells, {len(kept)} of them from an earlier run" in resumed.stderr
     of_policy = sum(json.loads(data)["inputs"]["policy"] == "signals.py:Signals" for data in kept.values())
-    assert len((tmp_path / "built.log").read_text()) == 5 - of_policy, "each cell that was missing, once"
+    built = len((tmp_path / "built.log").read_text())
+    assert built == 1 + 5 - of_policy, "once before any work, then for each cell that was missing"
     everything = files_of(tmp_path / "out")
     assert all(everything[name] == data for name, data in kept.items())
     if signal == 9:
@@ -188,7 +190,7 @@ def test_tables_name_the_best_policy_a_rate_and_count_requests(
     printed = capsys.readouterr()
     assert "Which policy, at which load: least mean TTFT, and its change from fifo" in printed.out
     assert "240 injected = 240 finished + 0 rejected + 0 aborted + 0 failed + 0 running + 0 queued." in printed.out
-    assert all(f"{tmp_path}/out/{name}" in printed.out for name in ("sweep.csv", "cells.parquet", "sweep.png"))
+    assert f"Files in {tmp_path}/out: sweep.csv, cells.parquet, sweep.png, manifest.json\n" in printed.out
     assert "trace: requests.csv (sha256 " in printed.err and "10/10 cells" in printed.err
 
 
@@ -231,19 +233,153 @@ def test_a_changed_policy_file_is_another_sweep(
     assert files_of(tmp_path / "out") == before
 
 
+def test_a_changed_helper_of_a_policy_is_another_sweep(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from chosen import RANK\n\nclass Mine:\n    def route(self, request, ranks, now_s):\n        return RANK\n"
+    )
+    small = ["--rates", "20", "--seeds", "1", "--jobs", "1"]
+    argv = [sys.executable, "-m", "simmoe", *command, *small, "--policy", "mine.py:Mine", "--out", "out"]
+    said = []
+    for rank, code in ((0, 0), (0, 0), (1, 5)):
+        (tmp_path / "chosen.py").write_text(f"RANK = {rank}\n")
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        said.append(done.stderr)
+    assert "6/6 cells, 6 of them from an earlier run" in said[1]
+    assert "holds another sweep (policy_sources.mine.py:Mine.module chosen is " in said[2]
+
+
 def test_one_sweep_a_folder_at_a_time(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simmoe([*command, "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
     script = (
-        "import fcntl, sys; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); "
         "print('locked', flush=True); input()"
     )
-    locked = [sys.executable, "-c", script, str(tmp_path / "out" / "inputs.json")]
+    locked = [sys.executable, "-c", script, str(tmp_path / "out" / ".simmoe.lock")]
     with subprocess.Popen(locked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "locked\n"
         assert simmoe([*command, "--jobs", "1", "--out", str(tmp_path / "out")]) == 5
         other.communicate("\n")
     assert "another sweep is at work" in capsys.readouterr().err
     assert simmoe([*command, "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
+
+
+def test_a_sweep_stopped_at_its_very_start_goes_on(command: list[str], tmp_path: Path) -> None:
+    study = {"seeds": 3, "policies": ["fifo", "lanes"]}
+    with SweepStore(tmp_path / "whole", study):
+        pass
+    inputs = (tmp_path / "whole" / "inputs.json").read_bytes()
+    starts: list[dict[str, bytes]] = [
+        {},
+        {".inputs.json.partial": inputs[:9]},
+        {".simmoe.lock": b"", "cells/.0.json.partial": b"{"},
+        *({"inputs.json": inputs[:size]} for size in range(len(inputs))),
+        {"inputs.json": inputs[:9], "cells/0.json": b"{}"},
+    ]
+    for number, files in enumerate(starts):
+        out = tmp_path / str(number)
+        (out / "cells").mkdir(parents=True)
+        for name, content in files.items():
+            (out / name).write_bytes(content)
+        with SweepStore(out, study):
+            assert (out / "inputs.json").read_bytes() == inputs
+        assert set(files_of(out)) == {"inputs.json"} | {name for name in files if name == "cells/0.json"}, files
+    assert simmoe([*command, "--jobs", "1", "--out", str(tmp_path / "0")]) == 5, "it is another's by now"
+    (tmp_path / "empty" / "cells").mkdir(parents=True)
+    assert simmoe([*command, "--rates", "20", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "empty")]) == 0
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"cells/mine.json": "{}"}, {"cells/x.json": "{}", "cells/y.txt": ""}, {"inputs.json": "[]"}, {"inputs.json": "x"}],
+)
+def test_folders_that_only_look_like_a_sweeps_are_left_alone(
+    files: dict[str, str], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    (out / "cells").mkdir(parents=True)
+    for name, content in files.items():
+        (out / name).write_text(content)
+    before = files_of(out)
+    assert simmoe([*command, "--jobs", "1", "--out", str(out)]) == 5
+    assert "choose another --out" in capsys.readouterr().err.splitlines()[-1]
+    assert files_of(out) == before
+
+
+def test_spoilt_cells_are_run_again(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    argv = [*command, "--jobs", "1", "--out", str(out)]
+    assert simmoe(argv) == 0
+    before = files_of(out)
+    cells = sorted((out / "cells").iterdir())
+    kept = json.loads(cells[0].read_text())
+    one = next(iter(kept["metrics"]))
+    spoilt: list[object] = [
+        {"metrics": {}},
+        {"metrics": {}, "extrapolated": {}},
+        [],
+        None,
+        3,
+        "cell",
+        {},
+        {**kept, "metrics": None},
+        {**kept, "metrics": [kept["metrics"]]},
+        {**kept, "extrapolated": None},
+        {**kept, "extrapolated": {"prefill": "often"}},
+        {**kept, "metrics": {**kept["metrics"], one: "1"}},
+        {**kept, "metrics": {**kept["metrics"], one: [1]}},
+        {**kept, "metrics": {**kept["metrics"], one: True}},
+        {**kept, "metrics": {name: value for name, value in kept["metrics"].items() if name != one}},
+        {**kept, "metrics": {**kept["metrics"], "other": 1.0}},
+    ]
+    texts = [json.dumps(content).encode() for content in spoilt] + [b"", b"{", b"\xff\xfe", cells[0].read_bytes()[:-9]]
+    assert len(texts) == 2 * len(cells)
+    for half in (texts[::2], texts[1::2]):
+        for cell, text in zip(cells, half, strict=True):
+            cell.write_bytes(text)
+        capsys.readouterr()
+        assert simmoe(argv) == 0
+        assert "from an earlier run" not in capsys.readouterr().err
+        assert files_of(out) == before
+
+
+@pytest.mark.parametrize("module", ["write_report", "plot_sweep"])
+def test_ctrl_c_while_the_report_is_written_keeps_the_cells(
+    module: str,
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    argv = [*command, "--jobs", "1", "--out", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(f"simmoe.commands.sweeping.report.{module}", interrupted)
+        assert simmoe(argv) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"simmoe: interrupted; 10 finished cells are kept in '{out}': repeat the command to resume"
+    assert simmoe(argv) == 0
+    assert "10/10 cells, 10 of them from an earlier run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["sweep", "search"])
+def test_a_policy_that_does_not_suit_the_deployment_is_refused_before_any_work(
+    kind: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def __init__(self):\n        1 / 0\n    def plan(self, v): ...\n"
+    )
+    options = ["--trace", command[2], "--profile", PROFILE, "--slo-ttft", "1", "--out", str(tmp_path / "out")]
+    for policy, code, message in (
+        ("lanes,lanes=5", 2, "lanes: lanes is 5; it must be at most 2, the deployment's ranks"),
+        (f"{tmp_path}/mine.py:Mine", 4, f"policy '{tmp_path}/mine.py:Mine' cannot be built: "),
+    ):
+        assert simmoe([kind, *options, "--policy", policy]) == code
+        assert message in capsys.readouterr().err.splitlines()[-1]
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

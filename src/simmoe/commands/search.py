@@ -18,13 +18,14 @@ from simmoe.commands.deployment_options import (
     take_slo,
 )
 from simmoe.commands.notes import describe_profile, describe_trace
+from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.searching.capacity import CapacitySearch
 from simmoe.commands.searching.objective import STATISTICS, Objective
 from simmoe.commands.searching.ranges import Variation
 from simmoe.commands.searching.report import Found, print_table, write_report
 from simmoe.commands.searching.tuning import import_optuna, tune
 from simmoe.commands.sweep import DEFAULT_REQUESTS
-from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, parse_choices
+from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, build_once, parse_choices
 from simmoe.commands.sweeping.executor_options import executor_options, take_executor
 from simmoe.commands.sweeping.progress import open_progress
 from simmoe.commands.sweeping.sources import code_sources, digest, policy_sources
@@ -64,7 +65,12 @@ from simmoe.traces.spec import WorkloadSpec
     help="Tune a parameter of the one --policy: LOW..HIGH, LOW..HIGH:log or A|B|C; repeat.",
 )
 @click.option("--trials", type=int, default=32, show_default=True, help="Sets of parameters to try with --vary.")
-@click.option("--out", metavar="DIR", help="Folder of the results.  [default: searches/NAME, by the inputs]")
+@click.option(
+    "--out",
+    metavar="DIR",
+    callback=refuse_empty,
+    help="Folder of the results.  [default: searches/NAME, by the inputs]",
+)
 @executor_options
 def search(
     policies: tuple[str, ...],
@@ -92,6 +98,7 @@ def search(
     if trials < 1:
         raise UsageError(f"--trials is {trials}; it must be at least 1")
     choices = parse_choices(policies or DEFAULT_POLICIES)
+    build_once(choices, deployment)
     variation = None
     if vary:
         if len(policies) != 1:
@@ -128,14 +135,14 @@ def search(
         )
         try:
             found = _search(capacity, list(choices), baseline_of(choices), seeds, variation, trials)
+            about = {"profile": {"name": deployment.profile.name, "status": deployment.profile.status}}
+            paths = write_report(store, found, inputs, about)
         except KeyboardInterrupt:
             progress.close()
             click.echo(store.interrupted(), err=True)
             return 130
         finally:
             progress.close()
-        about = {"profile": {"name": deployment.profile.name, "status": deployment.profile.status}}
-        paths = write_report(store, found, inputs, about)
     print_table(found, f"Highest rate at which {objective}: {_title(spec, deployment)}", _note(found, seeds))
     click.echo(f"Files in {paths[0].parent}: {', '.join(path.name for path in paths)}")
     return 0

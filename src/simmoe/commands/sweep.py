@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,8 @@ from simmoe.commands.deployment_options import (
     take_slo,
 )
 from simmoe.commands.notes import describe_profile, describe_trace
-from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, parse_choices
+from simmoe.commands.out_folder import refuse_empty
+from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, build_once, parse_choices
 from simmoe.commands.sweeping.executor import Executor
 from simmoe.commands.sweeping.executor_options import executor_options, take_executor
 from simmoe.commands.sweeping.progress import open_progress
@@ -30,6 +30,7 @@ from simmoe.commands.workload_options import spec_from_options, workload_options
 from simmoe.errors import UsageError
 from simmoe.policies.registry import PolicyChoice
 from simmoe.traces.build import build_workload
+from simmoe.traces.spec import RATES
 
 #: Enough that arrivals last several times as long as a request stays: fewer, and the run is all filling and draining.
 DEFAULT_REQUESTS = 4096
@@ -48,7 +49,9 @@ DEFAULT_REQUESTS = 4096
 )
 @click.option("--seeds", type=int, default=5, show_default=True, help="Seeds a rate and policy: 0, 1, ...")
 @slo_options
-@click.option("--out", metavar="DIR", help="Folder of the results.  [default: sweeps/NAME, by the inputs]")
+@click.option(
+    "--out", metavar="DIR", callback=refuse_empty, help="Folder of the results.  [default: sweeps/NAME, by the inputs]"
+)
 @executor_options
 def sweep(rates: str | None, policies: tuple[str, ...], seeds: int, out: str | None, **options: Any) -> int:
     """Simulate every policy at every rate with the same requests, and say which policy is best at which load.
@@ -62,6 +65,7 @@ def sweep(rates: str | None, policies: tuple[str, ...], seeds: int, out: str | N
     choices = parse_choices(policies or DEFAULT_POLICIES)
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}; it must be at least 1 (5 or more for intervals worth having)")
+    build_once(choices, deployment)
     # One workload is built here so that a fault of the trace shows before any work, and workers inherit the file.
     source = build_workload(replace(spec, rate=1.0)).source
     study = Study(
@@ -101,21 +105,21 @@ def _run(
         progress = open_progress("sweep")
         try:
             result = conduct(study, store, executor, progress)
+            about = {
+                "workload": {name: value for name, value in source.items() if name not in ("seed", "arrivals")},
+                "profile": {"name": deployment.profile.name, "status": deployment.profile.status},
+                "policies": {
+                    name: {"policy": choice.text, "parameters": choice.parameters, "clairvoyant": choice.clairvoyant}
+                    for name, choice in choices.items()
+                },
+            }
+            paths = write_report(store, study, result, _title(study, deployment), about)
         except KeyboardInterrupt:
             progress.close()
             click.echo(store.interrupted(), err=True)
             return 130
         finally:
             progress.close()
-        about = {
-            "workload": {name: value for name, value in source.items() if name not in ("seed", "arrivals")},
-            "profile": {"name": deployment.profile.name, "status": deployment.profile.status},
-            "policies": {
-                name: {"policy": choice.text, "parameters": choice.parameters, "clairvoyant": choice.clairvoyant}
-                for name, choice in choices.items()
-            },
-        }
-        paths = write_report(store, study, result, _title(study, deployment), about)
     print_tables(result.grid, total_counts(result), goodput=bool(study.slo))
     if outside := extrapolated(result):
         cells = ", ".join(f"{name} in {count} cells" for name, count in outside.items())
@@ -133,8 +137,11 @@ def _parse_rates(text: str | None) -> tuple[float, ...] | None:
             rate = float(word)
         except ValueError:
             raise UsageError(f"--rates has '{word.strip()}', which is no number; write them as in 5,10,20") from None
-        if not (math.isfinite(rate) and rate > 0):
-            raise UsageError(f"--rates has {word.strip()}; a rate must be a finite number of requests/s above 0")
+        if not RATES[0] <= rate <= RATES[1]:
+            raise UsageError(
+                f"--rates has {word.strip()}; a rate must be a finite number of requests/s above 0, "
+                f"in {RATES[0]:g}..{RATES[1]:g}"
+            )
         if rate in rates:
             raise UsageError(f"--rates has {rate:g} twice; give each rate once")
         rates.add(rate)

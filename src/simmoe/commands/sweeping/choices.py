@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from simmoe.commands.deployment_options import Deployment
 from simmoe.errors import UsageError
 from simmoe.policies.registry import PolicyChoice, parse_policy
+from simmoe.simulator.simulation import policy_context
 
 DEFAULT_POLICIES = ("fixed-k", "fifo", "tiers", "lanes")
 
@@ -27,6 +29,19 @@ def parse_choices(texts: Iterable[str]) -> dict[str, PolicyChoice]:
                 raise UsageError(f"--policy '{text}' is the same policy as '{other}' ({choice.text}); give it once")
         choices[text.strip()] = choice
     return choices
+
+
+def build_once(choices: Mapping[str, PolicyChoice], deployment: Deployment) -> None:
+    """Build every policy for the deployment, so that a parameter that does not suit it shows before any work.
+
+    Raises:
+        UsageError, PolicyError: a constructor refuses or fails; the message names the policy.
+    """
+    config = deployment.config
+    context = policy_context(config, deployment.profile.cost(async_scheduling=config.engine.async_scheduling))
+    for choice in choices.values():
+        choice.batch(context)
+        choice.route(context)
 
 
 def baseline_of(choices: Mapping[str, PolicyChoice]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 import simmoe
 from simmoe.commands.sweeping.cells import Cell
+from simmoe.commands.sweeping.imports import imported_hashes
 from simmoe.policies.registry import PolicyChoice, parse_policy
 from simmoe.profiles.catalog import load_profile
 from simmoe.traces.build import build_workload
@@ -41,11 +42,16 @@ def code_sources() -> dict[str, str]:
 
 
 def policy_sources(choice: PolicyChoice) -> dict[str, str]:
-    """Return the hash of each file that defines a part of a policy, by the part's name."""
+    """Return the hash of each file that decides a policy's answers.
+
+    By a part's name that of its own file, and by ``module NAME`` those of the user's modules that it imports.
+    """
     hashes = {}
     for part in (choice.batch_part, choice.route_part):
-        file = getattr(sys.modules[part.load().__module__], "__file__", None)
+        module = sys.modules[part.load().__module__]
+        file = getattr(module, "__file__", None)
         hashes[part.name] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else "built in"
+        hashes |= {f"module {name}": sha256 for name, sha256 in imported_hashes(module.__name__).items()}
     return hashes
 
 

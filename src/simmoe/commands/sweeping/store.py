@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from simmoe.analysis.metrics import METRICS
 from simmoe.commands.evidence import CALL_NAME
+from simmoe.commands.out_folder import claim_folder, results_in
 from simmoe.commands.sweeping.cells import CellResult
 from simmoe.errors import OutputError
 
@@ -21,8 +23,8 @@ INPUTS = "inputs.json"
 class SweepStore:
     """The results of one sweep, or of what ``what`` names, on disk; open for the length of a ``with`` block.
 
-    ``inputs.json`` says which sweep the folder belongs to and is locked while one runs; ``cells/`` has one file a
-    finished cell, named by its content address and written in one rename.
+    ``inputs.json``, written first, says which sweep the folder belongs to; ``cells/`` has one file a finished cell,
+    named by its content address. Every file is written in one rename.
 
     Raises:
         OutputError: the folder cannot be written, is not a sweep's, holds another sweep, or one is running there.
@@ -35,38 +37,24 @@ class SweepStore:
         self._content = (json.dumps(inputs, indent=2, sort_keys=True) + "\n").encode()
 
     def __enter__(self) -> Self:
-        if self.folder.is_file():
-            raise OutputError(f"'{self.folder}' is a file, not a folder; choose another --out")
-        if self.folder.is_dir() and not (self.folder / INPUTS).exists() and any(self.folder.iterdir()):
-            raise OutputError(f"'{self.folder}' is not empty and holds no {self.what}; choose another --out")
-        try:
-            self._cells.mkdir(parents=True, exist_ok=True)
-            # Unbuffered and kept open: the lock lasts as long as this very handle, and dies with the process.
-            self._handle = open(self.folder / INPUTS, "a+b", buffering=0)
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
-            self._claim()
-        except BaseException:
-            self._handle.close()
-            raise
-        for leftover in (*self._cells.glob(".*.partial"), *self.folder.glob(".*.partial"), self.folder / CALL_NAME):
-            leftover.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(claim_folder(self.folder, self.what))
+            self._adopt()
+            self._claim = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._handle.close()
+        self._claim.__exit__(kind, error, trace)
 
     def load(self, key: str) -> CellResult | None:
-        """Return a finished cell, or None."""
+        """Return a finished cell; None if it is absent, or its file is cut short or no cell's: it is to be run."""
         try:
             kept = json.loads((self._cells / f"{key}.json").read_bytes())
-            metrics, extrapolated = kept["metrics"], kept["extrapolated"]
-        except (OSError, ValueError, KeyError):
-            return None  # absent, or cut short by a power failure: either way to be run
-        return CellResult({name: math.nan if v is None else v for name, v in metrics.items()}, extrapolated)
+        except (OSError, ValueError):
+            return None
+        return _result(kept)
 
     def save(self, key: str, inputs: Mapping[str, Any], result: CellResult) -> None:
         """Keep a finished cell."""
@@ -93,38 +81,63 @@ class SweepStore:
             partial.write_bytes(content)
             partial.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
             raise self._unwritable(error) from error
         return path
 
-    def _claim(self) -> None:
-        try:
-            fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise OutputError(
-                f"another {self.what} is at work in '{self.folder}'; wait for it or choose another --out"
-            ) from None
-        self._handle.seek(0)
-        found = self._handle.read()
-        if not found:
-            try:
-                self._handle.write(self._content)
-            except OSError as error:
-                raise self._unwritable(error) from error
+    def _adopt(self) -> None:
+        """Make sure that the folder is this sweep's or nobody's, and tidy what a killed process left."""
+        found = self._read_inputs()
+        if found is None and (results_in(self.folder) - {"cells"} or self.num_cells()):
+            raise OutputError(f"'{self.folder}' is not empty and holds no {self.what}; choose another --out")
+        # What is cut short begins as ours does; cells it may have are named by their own inputs, so none is misread.
+        if found is None or (found != self._content and self._content.startswith(found)):
+            self.write(INPUTS, self._content)
         elif found != self._content:
             raise OutputError(
                 f"'{self.folder}' holds another {self.what}{_difference(found, self._content)}; choose another --out"
             )
+        try:
+            self._cells.mkdir(exist_ok=True)
+            for leftover in (*self._cells.glob(".*.partial"), *self.folder.glob(".*.partial"), self.folder / CALL_NAME):
+                leftover.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _read_inputs(self) -> bytes | None:
+        try:
+            return (self.folder / INPUTS).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise OutputError(
+                f"cannot read '{self.folder / INPUTS}': {error.strerror}; choose another --out"
+            ) from error
 
     def _unwritable(self, error: OSError) -> OutputError:
         return OutputError(f"cannot write to '{self.folder}': {os.strerror(error.errno or 0)}; choose another --out")
+
+
+def _result(kept: object) -> CellResult | None:
+    """Return what a cell's file says, or None if that is no cell's result."""
+    if not isinstance(kept, dict):
+        return None
+    metrics, extrapolated = kept.get("metrics"), kept.get("extrapolated")
+    if not isinstance(metrics, dict) or metrics.keys() != METRICS.keys() or not isinstance(extrapolated, dict):
+        return None
+    values = {name: math.nan if value is None else value for name, value in metrics.items()}
+    if not all(type(value) in (int, float) for value in (*values.values(), *extrapolated.values())):
+        return None
+    return CellResult(values, extrapolated)
 
 
 def _difference(found: bytes, wanted: bytes) -> str:
     """Name the first input that differs: ``" (seeds is 3 there, 5 here)"``."""
     try:
         there, here = _flat(json.loads(found)), _flat(json.loads(wanted))
-    except ValueError:
-        return ""
+    except (ValueError, AttributeError):  # no JSON, or no object
+        return f", or its {INPUTS} is spoilt"
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):
             return f" ({name} is {json.dumps(there.get(name))} there, {json.dumps(here.get(name))} here)"
