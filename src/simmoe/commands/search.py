@@ -17,7 +17,7 @@ from simmoe.commands.deployment_options import (
     take_deployment,
     take_slo,
 )
-from simmoe.commands.notes import describe_profile, describe_trace
+from simmoe.commands.notes import describe_caching, describe_profile, describe_trace
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.searching.capacity import CapacitySearch
 from simmoe.commands.searching.objective import STATISTICS, Objective
@@ -128,6 +128,8 @@ def search(
     folder = Path(out) if out else Path("searches") / _default_name(spec, deployment, inputs)
     click.echo(describe_trace(source), err=True)
     click.echo(describe_profile(deployment.profile), err=True)
+    if note := describe_caching(deployment.config.engine, source):
+        click.echo(note, err=True)
     with SweepStore(folder, inputs, what="search") as store:
         progress = open_progress("search")
         capacity = CapacitySearch(

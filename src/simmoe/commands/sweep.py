@@ -17,7 +17,7 @@ from simmoe.commands.deployment_options import (
     take_deployment,
     take_slo,
 )
-from simmoe.commands.notes import describe_profile, describe_trace
+from simmoe.commands.notes import describe_caching, describe_profile, describe_trace
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, build_once, parse_choices
 from simmoe.commands.sweeping.executor import Executor
@@ -87,6 +87,8 @@ def sweep(rates: str | None, policies: tuple[str, ...], seeds: int, out: str | N
     folder = Path(out) if out else Path("sweeps") / _default_name(study)
     click.echo(describe_trace(source), err=True)
     click.echo(describe_profile(deployment.profile), err=True)
+    if note := describe_caching(deployment.config.engine, source):
+        click.echo(note, err=True)
     return _run(study, folder, executor, source, deployment, choices)
 
 
