@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from simmoe.errors import LiveError, UsageError, did_you_mean
+from simmoe.errors import LiveError, PolicyError, UsageError, did_you_mean
 from simmoe.policies.protocols import BatchPolicy, PolicyContext
 from simmoe.policies.registry import parse_policy
+from simmoe.policies.validate import check_k_floor
 
 POLICY_KEY = "simmoe_policy"
 """Key of these options in vLLM's ``additional_config``."""
@@ -85,8 +86,12 @@ class PolicyOptions:
             raise LiveError(f"policy '{self.policy}' is clairvoyant: it needs output lengths, which no engine knows")
         policy = choice.batch(context)
         floor = getattr(policy, "k_floor", 0)
-        if not 0 <= floor <= context.k_max:
-            raise LiveError(f"policy '{choice.batch_name}' has k_floor {floor}; this model takes 0 to {context.k_max}")
+        try:
+            check_k_floor(floor, context.k_max)
+        except PolicyError:
+            raise LiveError(
+                f"policy '{choice.batch_name}' has k_floor {floor!r}; this model takes 0 to {context.k_max}"
+            ) from None
         return policy
 
     def _prefill_s(self, async_scheduling: bool) -> Callable[[int, int], float]:

@@ -14,8 +14,9 @@ from heapq import heappop, heappush
 from typing import Any, overload
 
 from simmoe.errors import PolicyError
-from simmoe.policies.loading import describe
+from simmoe.policies.loading import FAILURES, describe
 from simmoe.policies.protocols import ADMIT_ALL, StepPlan
+from simmoe.policies.validate import check_queue_key
 from simmoe.policies.views import RequestView
 
 
@@ -122,10 +123,10 @@ class PolicyQueue:
         """
         view = self._view_of(request)
         try:
-            key = 0 if self._queue_key is None else self._queue_key(view)
+            key = 0 if self._queue_key is None else check_queue_key(self._queue_key(view))
             waiting = Waiting(request, view, (key, view.arrival_s, self._num_rows), self._num_rows)
             insort(self._sorted, waiting, lo=self._head, key=_key)
-        except Exception as error:
+        except FAILURES as error:
             raise PolicyError(f"queue_key failed for {view}: {describe(error)}") from error
         self._num_rows += 1
         self._register(waiting)
