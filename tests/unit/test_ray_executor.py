@@ -21,7 +21,7 @@ from simmoe.traces.spec import WorkloadSpec
 
 PROFILE = "synthetic-olmoe-split4"
 
-#: A policy that notes where it runs and, unless somebody has done so, kills the process it runs in.
+#: A policy that, first asked, notes where it runs and, unless somebody has done so, kills the process it runs in.
 KILLS_ONCE = """
 import os
 import signal
@@ -29,15 +29,18 @@ from simmoe.policies.protocols import ADMIT_ALL
 
 class KillsOnce:
     def __init__(self):
-        with open("pids.log", "a") as log:
-            log.write(f"{os.getpid()}\\n")
-        try:
-            os.close(os.open("killed", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
+        self.noted = False
 
     def plan(self, view):
+        if not self.noted:
+            self.noted = True
+            with open("pids.log", "a") as log:
+                log.write(f"{os.getpid()}\\n")
+            try:
+                os.close(os.open("killed", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return ADMIT_ALL
+            os.kill(os.getpid(), signal.SIGKILL)
         return ADMIT_ALL
 """
 
