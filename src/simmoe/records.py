@@ -120,9 +120,8 @@ def write_record(out_dir: str | os.PathLike[str], record: RunRecord) -> Path:
             _partial(out, name).write_bytes(content)
         _put_in_place(out, [*tables, *record.files, MANIFEST])
     except OSError as error:
-        raise OutputError(
-            f"cannot write the record to '{out}': {error.strerror or error}; choose another --out"
-        ) from error
+        why = os.strerror(error.errno) if error.errno else error  # pyarrow's own words are longer
+        raise OutputError(f"cannot write the record to '{out}': {why}; choose another --out") from error
     finally:
         for partial in partials:
             with suppress(OSError):
