@@ -43,6 +43,10 @@ LATENT: dict[str, Any] = {
 }
 
 
+#: Front-loaded vectors give the original at fewer experts where weights are not normalised: an oracle inside vLLM.
+ALLOCATION = {"olmoe": "marginal", "qwen3_moe-normalised": "marginal", "deepseek_v2": "front-loaded"}
+
+
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, Path]]:
     """(family, gate) -> (original, refactored) directories, each made once.
@@ -58,7 +62,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str]
             write_model(original, name, **(LATENT if name == "deepseek_v2" else {}))
         if not out.exists():
             command = ["refactor", original, "--gate", gate, "--calibration", text, "--out", out]
-            command += ["--iterations", "200", "--device", "cpu"]
+            command += ["--iterations", "200", "--device", "cpu", "--allocation", ALLOCATION[name]]
             subprocess.run([sys.executable, "-m", "simmoe", *map(str, command)], check=True, capture_output=True)
         return original, out
 
@@ -109,23 +113,33 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 @pytest.mark.parametrize("gate", ["linear", "complex"])
 @pytest.mark.parametrize("name", NAMES)
-def test_full_budget_gives_the_original_and_smaller_ones_what_transformers_gives(
+def test_full_budget_gives_the_original_and_smaller_ones_their_reference(
     name: str, gate: str, checkpoints: Callable[[str, str], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Below full budget the reference is transformers on the same checkpoint, itself held to the paper's formulas.
+
+    vLLM and transformers disagree on the *original* DeepSeek-V2 of this size already (by 16% of the logits' norm, with
+    vLLM's latent attention on a CPU), so there the reference is vLLM's original at whole experts.
+    """
     from simmoe.live.evaluate.perplexity import set_budget
     from simmoe.live.refactor.engine import load_model
 
     original, out = checkpoints(name, gate)
     prompts = PROMPTS[:4]
+    wanted: dict[int, Tensor] = {}
     with engine(original, monkeypatch) as llm:
-        wanted, wanted_tokens = last_logits(llm, prompts, None), greedy_tokens(llm)
-    model = load_model(out, device="cpu")
-    with engine(out, monkeypatch) as llm:
-        assert relative_error(last_logits(llm, prompts, None), wanted) < 1e-4
-        assert greedy_tokens(llm) == wanted_tokens
+        wanted_tokens = greedy_tokens(llm)
+        wanted[FULL] = last_logits(llm, prompts, None)
+        if name == "deepseek_v2":
+            wanted |= {SPLITS * k: last_logits(llm, prompts, k) for k in range(1, TOP_K)}
+    if name != "deepseek_v2":
+        model = load_model(out, device="cpu")
         # ties among repeated rows leave LG free between whole experts
-        for k in (1, 3, 5, 6, FULL) if gate == "complex" else (SPLITS, FULL):
+        for k in (1, 3, 5, 6) if gate == "complex" else (SPLITS,):
             set_budget(model, k)
             with torch.no_grad():
-                expected = model(input_ids=torch.tensor(prompts)).logits[:, -1]
+                wanted[k] = model(input_ids=torch.tensor(prompts)).logits[:, -1]
+    with engine(out, monkeypatch) as llm:
+        assert greedy_tokens(llm) == wanted_tokens
+        for k, expected in wanted.items():
             assert relative_error(last_logits(llm, prompts, k), expected) < 1e-4, k
