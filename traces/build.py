@@ -240,7 +240,7 @@ def _synthetic(spec: WorkloadSpec, process: str, n: int) -> tuple[FloatColumn, d
 
 
 def _checked_span(spec: WorkloadSpec, arrival_s: FloatColumn) -> FloatColumn:
-    """Refuse times so large that a step no longer changes them by what it takes."""
+    """Refuse times that are as far apart as no trace's: within MAX_SPAN_S a double tells them apart to 60 ns."""
     if arrival_s[-1] > MAX_SPAN_S:
         raise UsageError(
             f"at rate {spec.rate:g} the last of {len(arrival_s)} requests arrives after {arrival_s[-1]:.3g} s, more "
