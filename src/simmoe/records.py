@@ -144,11 +144,15 @@ def read_record(path: str | os.PathLike[str]) -> RunRecord:
     """
     folder = Path(path)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise RecordError(f"'{folder}' is no run record: it has no manifest.json") from None
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise RecordError(f"cannot read '{folder / MANIFEST}': {error.strerror}") from None
+    except ValueError as error:
         raise RecordError(f"'{folder / MANIFEST}' is not JSON: {error}") from None
+    if not isinstance(manifest, dict):
+        raise RecordError(f"'{folder / MANIFEST}' is no run record's: it holds no JSON object")
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
         raise RecordError(f"'{folder}' has schema version {version}; this simmoe reads {SCHEMA_VERSION}")
@@ -251,8 +255,8 @@ def _read_parquet(path: Path, schema: Mapping[str, str]) -> Columns:
         table = pq.read_table(path)
     except FileNotFoundError:
         raise RecordError(f"'{path.parent}' is incomplete: it has no {path.name}") from None
-    except pa.ArrowInvalid as error:
-        raise RecordError(f"'{path}' is not Parquet: {error}") from None
+    except (pa.ArrowInvalid, OSError) as error:  # OSError: also what a page cut short or spoilt gives
+        raise RecordError(f"'{path}' is not Parquet, or spoilt: {error}") from None
     columns: Columns = {}
     for name, kind in schema.items():
         if name not in table.column_names:

@@ -166,14 +166,25 @@ def test_a_manifest_that_is_not_plain_data_is_refused_before_anything_is_written
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def spoil_pages(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4:200] = bytes(196)  # between the magic number and the footer
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "not JSON"),
+        (lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe{"), "not JSON"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "no JSON object"),
+        (lambda folder: (folder / "manifest.json").write_text("null"), "no JSON object"),
         (lambda folder: (folder / "manifest.json").write_text(json.dumps({"schema_version": 99})), "schema version 99"),
         (lambda folder: (folder / "requests.parquet").unlink(), "no requests.parquet"),
         (lambda folder: (folder / "requests.parquet").write_bytes(b"junk"), "not Parquet"),
+        (lambda folder: (folder / "requests.parquet").write_bytes(b""), "not Parquet"),
+        (lambda folder: spoil_pages(folder / "requests.parquet"), "not Parquet, or spoilt"),
     ],
 )
 def test_a_spoilt_record_is_named(tmp_path: Path, spoil: Any, complaint: str) -> None:
