@@ -100,7 +100,6 @@ def reference_layers(path: Path) -> dict[int, ReferenceLayer]:
     return layers
 
 
-@torch.no_grad()
 def reference_logits(path: Path, ids: torch.Tensor, moe: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Logits of the original model in float64 with ``moe(layer, x [hidden])`` in place of its routed experts."""
     from transformers import AutoModelForCausalLM
@@ -118,7 +117,8 @@ def reference_logits(path: Path, ids: torch.Tensor, moe: Callable[[int, torch.Te
     for index, layer in enumerate(model.model.layers):
         if hasattr(layer.mlp, "experts"):
             layer.mlp.forward = routed(index, layer.mlp)
-    logits: torch.Tensor = model(input_ids=ids).logits
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=ids).logits
     return logits
 
 

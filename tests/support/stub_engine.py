@@ -1,8 +1,9 @@
 """A stand-in for an engine's server: it answers completions as vLLM does, with tokens that come when asked for.
 
-``python -m tests.support.stub_engine [--uds PATH | --port N] [--plain] [--gap-s S]``. A request's ``stub`` object scripts its
-answer: ``first_s`` and ``gap_s`` (when tokens come), ``hold`` (none before a file of that name exists), ``die_after``
-(kill this process after so many), ``error`` (answer with that status), ``stamp`` (each token tells when it left).
+``python -m tests.support.stub_engine [--uds PATH | --port N] [--plain] [--gap-s S]``. A request's ``stub`` object
+scripts its answer: ``first_s`` and ``gap_s`` (when tokens come), ``hold`` (none before a file of that name exists),
+``die_after`` (kill this process after so many), ``error`` (answer with that status), ``stamp`` (each token tells when
+it left).
 """
 
 from __future__ import annotations

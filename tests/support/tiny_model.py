@@ -10,9 +10,13 @@ from tests.live.tiny import TINY_OLMOE
 
 #: Arguments that make ``vllm serve`` start it quickly on a CPU.
 VLLM_ARGUMENTS = (
-    "--load-format", "simmoe-dummy", "--worker-cls", "simmoe.live.measure.worker.MeasuringWorker", "--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", str(1 << 28),
-    "--served-model-name", "tiny",
-)  # fmt: skip
+    *("--load-format", "simmoe-dummy"),
+    *("--worker-cls", "simmoe.live.measure.worker.MeasuringWorker"),
+    *("--dtype", "float32"),
+    *("--max-model-len", "1024"),
+    *("--kv-cache-memory-bytes", str(1 << 28)),
+    *("--served-model-name", "tiny"),
+)
 
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
