@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ class Asker:
         try:
             return check_plan(policy.plan(view), view, is_waiting)
         except FAILURES as error:
-            raise _blame(policy, error, view_to_json(view, self.context)) from error
+            raise _blame(policy, error, lambda: view_to_json(view, self.context)) from error
 
     def route(self, policy: RoutePolicy, request: RequestView, ranks: Sequence[RankView], now_s: float) -> int:
         """Return the rank a route policy chooses.
@@ -54,7 +56,7 @@ class Asker:
         try:
             return check_rank(policy.route(request, ranks, now_s), ranks)
         except FAILURES as error:
-            raise _blame(policy, error, route_call_to_json(request, ranks, now_s, self.context)) from error
+            raise _blame(policy, error, lambda: route_call_to_json(request, ranks, now_s, self.context)) from error
 
     def orders_queue(self, policy: BatchPolicy) -> bool:
         """Return whether a batch policy has a queue order of its own.
@@ -86,7 +88,7 @@ class Asker:
         try:
             insert(check_queue_key(policy.queue_key(request)))
         except FAILURES as error:
-            raise _blame(policy, error, keys_call_to_json([*waiting, request], self.context)) from error
+            raise _blame(policy, error, lambda: keys_call_to_json([*waiting, request], self.context)) from error
 
     def k_floor(self, policy: BatchPolicy) -> int:
         """Return the least budget a batch policy lets any step run at.
@@ -121,10 +123,17 @@ def _optional(policy: object, name: str, default: Any) -> Any:
         raise
 
 
-def _blame(policy: object, error: BaseException, evidence: dict[str, Any] | None = None) -> PolicyError:
-    """Return an error that names the policy, the line of its file that raised if one did, and carries the call."""
+def _blame(policy: object, error: BaseException, call: Callable[[], dict[str, Any]] | None = None) -> PolicyError:
+    """Return an error that names the policy, the line of its file that raised if one did, and carries the call.
+
+    A policy that has written into what it was shown leaves no call that could be saved.
+    """
     kind = type(policy)
     origin = getattr(sys.modules.get(kind.__module__), "__file__", None)
     blame = PolicyError(f"policy {kind.__qualname__}: {describe(error, None if origin is None else Path(origin))}")
-    blame.evidence = evidence
+    if call is not None:
+        with suppress(*FAILURES):
+            evidence = call()
+            json.dumps(evidence)
+            blame.evidence = evidence
     return blame

@@ -86,7 +86,9 @@ def load_file(path: Path, class_name: str) -> tuple[type, Kind, str]:
     cls = getattr(module, class_name, None)
     if not isinstance(cls, type):
         classes = [
-            name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module.__name__
         ]
         raise PolicyError(f"'{path}' has no class '{class_name}'{did_you_mean(class_name, classes)}")
     return cls, kind_of(cls, f"{path}:{class_name}"), sha256
@@ -98,7 +100,10 @@ def kind_of(cls: object, policy: str) -> Kind:
     Raises:
         PolicyError: it is no class, or has neither or both of ``plan`` and ``route``.
     """
-    kinds = [kind for kind, method in METHODS.items() if callable(getattr(cls, method, None))]
+    try:
+        kinds = [kind for kind, method in METHODS.items() if callable(getattr(cls, method, None))]
+    except FAILURES as error:
+        raise PolicyError(f"'{policy}' cannot be looked at: {describe(error)}") from error
     if not isinstance(cls, type) or not kinds:
         raise PolicyError(f"'{policy}' is no policy; it needs a class with plan(view) or route(request, ranks, now_s)")
     if len(kinds) > 1:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simmoe.errors import PolicyError, UsageError, did_you_mean
+from simmoe.policies.loading import FAILURES, message_of
 
 Value = int | float | bool | str | None
 
@@ -63,15 +64,16 @@ def parameters_of(cls: type, policy: str) -> dict[str, Parameter]:
         PolicyError: a parameter that a command line cannot give.
     """
     parameters: dict[str, Parameter] = {}
-    for name, parameter in inspect.signature(cls).parameters.items():
+    for name, parameter in _signature(cls, policy).parameters.items():
         if name == CONTEXT or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         required = parameter.default is parameter.empty
         hint = _annotation(cls, parameter, policy)
-        members = set(typing.get_args(hint)) if _is_union(hint) else {hint}
-        kinds = members - {type(None)}
-        kind = float if kinds == {int, float} else next(iter(kinds), None)
-        if kind not in (int, float, bool, str) or (len(kinds) > 1 and kinds != {int, float}):
+        members = list(typing.get_args(hint)) if _is_union(hint) else [hint]
+        kinds = [member for member in members if member is not type(None)]
+        is_number = len(kinds) == 2 and int in kinds and float in kinds
+        kind = float if is_number else next(iter(kinds), None)
+        if kind not in (int, float, bool, str) or (len(kinds) > 1 and not is_number):
             raise PolicyError(
                 f"policy '{policy}': parameter '{name}' is annotated {hint}; annotate int, float, bool or str, "
                 f"each optionally with None"
@@ -84,7 +86,7 @@ def parameters_of(cls: type, policy: str) -> dict[str, Parameter]:
 
 def takes_context(cls: type) -> bool:
     """Return whether the constructor wants the deployment's PolicyContext."""
-    return CONTEXT in inspect.signature(cls).parameters
+    return CONTEXT in _signature(cls, cls.__qualname__).parameters
 
 
 def parse_parameters(texts: Sequence[str], parameters: Mapping[str, Parameter], policy: str) -> dict[str, Value]:
@@ -123,9 +125,18 @@ def _annotation(cls: type, parameter: inspect.Parameter, policy: str) -> Any:
     if isinstance(hint, str):  # from __future__ import annotations
         try:
             return eval(hint, vars(sys.modules[cls.__module__]))
-        except NameError as error:
-            raise PolicyError(f"policy '{policy}': the annotation of '{parameter.name}' is unknown: {error}") from None
+        except FAILURES as error:
+            raise PolicyError(
+                f"policy '{policy}': the annotation of '{parameter.name}' is unknown: {message_of(error)}"
+            ) from None
     return hint
+
+
+def _signature(cls: type, policy: str) -> inspect.Signature:
+    try:
+        return inspect.signature(cls)
+    except FAILURES as error:
+        raise PolicyError(f"policy '{policy}': its constructor cannot be looked at: {message_of(error)}") from error
 
 
 def _is_union(hint: object) -> bool:

@@ -116,7 +116,7 @@ class PolicyChoice:
     @property
     def clairvoyant(self) -> bool:
         """Whether a class says ``clairvoyant = True``: it knows output lengths, and is barred from live serving."""
-        return any(bool(getattr(part.load(), "clairvoyant", False)) for part in (self.batch_part, self.route_part))
+        return any(_is_clairvoyant(part) for part in (self.batch_part, self.route_part))
 
     def batch(self, context: PolicyContext) -> BatchPolicy:
         """Return a new batch policy, for one rank."""
@@ -125,6 +125,13 @@ class PolicyChoice:
     def route(self, context: PolicyContext) -> RoutePolicy:
         """Return a new route policy, for one front end."""
         return cast(RoutePolicy, self.route_part.build(context))
+
+
+def _is_clairvoyant(part: PolicyPart) -> bool:
+    try:
+        return bool(getattr(part.load(), "clairvoyant", False))
+    except FAILURES as error:
+        raise PolicyError(f"policy '{part.text}' cannot be looked at: {describe(error, part.path)}") from error
 
 
 def parse_policy(text: str) -> PolicyChoice:

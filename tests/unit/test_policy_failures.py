@@ -196,6 +196,52 @@ def test_a_plan_whose_order_is_made_on_access_is_read_once(
     assert "30 finished" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def __init__(self, x: 'np.flot' = 1): pass", "the annotation of 'x' is unknown: name 'np' is not defined"),
+        ("def __init__(self, x: 'sys.flot' = 1): pass", "the annotation of 'x' is unknown: module 'sys' has no"),
+        ("def __init__(self, x: '1/0' = 1): pass", "the annotation of 'x' is unknown: division by zero"),
+        ("def __init__(self, x: 'int(' = 1): pass", "the annotation of 'x' is unknown"),
+        ("def __init__(self, x: [int] = 1): pass", "parameter 'x' is annotated [<class 'int'>]"),
+        ("def __init__(self, x: float | str = 1): pass", "parameter 'x' is annotated float | str"),
+        ("__signature__ = 3", "its constructor cannot be looked at"),
+    ],
+)
+def test_a_constructor_that_cannot_be_read_is_named(
+    text: str, told: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in refused(trace, f"{BATCH}\n    {text}\n", tmp_path / "out", capsys)
+
+
+@pytest.mark.parametrize("member", ["def __getattr__(cls, name)", "@property\n    def clairvoyant(cls)"])
+def test_a_class_that_cannot_be_looked_at_is_named(
+    member: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meta = f"import sys\nclass Meta(type):\n    {member}:\n        sys.exit(5)\n"
+    policy = tmp_path / "mine.py"
+    policy.write_text(f"{meta}class Mine(metaclass=Meta):\n    def plan(self, view, /): ...\n")
+    assert simmoe(["run", "--trace", str(trace), "--profile", PROFILE, "--policy", f"{policy}:Mine"]) == 4
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "mine.py:Mine' cannot be looked at: " in line and "SystemExit: 5" in line
+
+
+def test_what_is_no_class_is_not_suggested(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "mine.py"
+    policy.write_text(f"{BATCH}\ndef mina(): ...\n")
+    assert simmoe(["run", "--trace", str(trace), "--profile", PROFILE, "--policy", f"{policy}:mina"]) == 4
+    assert "has no class 'mina' (did you mean 'Mine'?)" in capsys.readouterr().err
+
+
+def test_a_view_that_was_written_into_is_not_saved(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in ("None", "object()"):
+        write = f"def plan(self, view, /):\n        object.__setattr__(view, 'waiting', {value})"
+        line = refused(trace, f"{BATCH}\n    {write}\n", tmp_path / "out", capsys)
+        assert "plan returned None; it must return a StepPlan" in line and "saved" not in line
+
+
 def test_ctrl_c_is_no_fault_of_the_policy(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = tmp_path / "mine.py"
     policy.write_text(f"{BATCH}\n    def plan(self, view, /):\n        raise KeyboardInterrupt\n")
