@@ -1,0 +1,52 @@
+"""The committed model: its size, its log, and refactoring it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "checkpoints" / "small-olmoe"
+TEXT = (
+    "The function returns the number of bytes written to the file, or -1 if an error occurred. "
+    "If the file does not exist, it is created with the permissions given by the mode argument. "
+)
+
+
+def test_checkpoint_and_record_stay_within_twenty_megabytes() -> None:
+    assert sum(file.stat().st_size for file in FOLDER.glob("*.safetensors")) <= 20_000_000
+
+
+def test_log_ends_where_the_settings_say_and_improves_to_the_end() -> None:
+    rows = [json.loads(line) for line in (FOLDER / "training_log.jsonl").read_text().splitlines()]
+    settings = json.loads((FOLDER / "training.json").read_text())
+    assert rows[-1]["step"] == settings["steps"]
+    assert rows[-1]["tokens"] == settings["steps"] * settings["sequences"] * 512
+    validation = [row["validation_perplexity"] for row in rows]
+    assert validation == sorted(validation, reverse=True)
+
+
+def test_it_learned_and_the_refactored_model_equals_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="loading the model needs torch; run make test-live")
+    pytest.importorskip("transformers", reason="loading the model needs transformers; run make test-live")
+    from simmoe.live.evaluate.perplexity import perplexity, set_budget
+    from simmoe.live.refactor.engine import RefactorConfig, load_model, load_tokenizer, refactor
+
+    text = tmp_path / "text"
+    text.write_text(TEXT * 40)
+    ids = torch.tensor(load_tokenizer(FOLDER)(TEXT)["input_ids"])
+    original = load_model(FOLDER, device="cpu", dtype="float32")
+    found = {}
+    for k in (1, 8):
+        set_budget(original, k)
+        found[k] = perplexity(original, ids, context_tokens=512).perplexity
+    assert found[8] < found[1] < 4096
+    assert found[8] < 60
+    for gate in ("linear", "complex"):
+        config = RefactorConfig(gate=gate, partition="random", calibration_tokens=1024)
+        refactor(FOLDER, text, tmp_path / gate, config, device="cpu")
+        model = load_model(tmp_path / gate, device="cpu", dtype="float32")
+        with torch.no_grad():
+            wanted, logits = (m(input_ids=ids[None]).logits.double() for m in (original, model))
+        assert float((logits - wanted).norm() / wanted.norm()) < 1e-4
