@@ -6,14 +6,13 @@ Drawn like the sweep's picture: Agg, matplotlib's defaults, equal records give e
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simmoe.analysis.compare_causes import CAUSES, Causes
 from simmoe.analysis.metrics import FloatColumn, request_latencies
-from simmoe.errors import OutputError
+from simmoe.analysis.picture import picture
 from simmoe.records import Columns, RunRecord
 
 if TYPE_CHECKING:
@@ -25,22 +24,6 @@ _NUM_BINS = 120
 """Bins of the traces over time."""
 _NUM_LOADS = 10
 """Groups, of equal numbers of requests, of TTFT over load."""
-
-_RC = {
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.7,
-    "lines.linewidth": 1.6,
-    "legend.frameon": False,
-    "figure.facecolor": "white",
-}
 
 
 def plot_comparison(
@@ -56,23 +39,8 @@ def plot_comparison(
     Raises:
         OutputError: the file cannot be written.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        for name, value in _RC.items():
-            matplotlib.rcParams[name] = value  # type: ignore[index]
-        figure = Figure(figsize=(16, 7.4), dpi=110, layout="constrained")
-        FigureCanvasAgg(figure)
+    with picture(path, (16, 7.4)) as figure:
         _draw(figure, records, names, causes)
-        partial = Path(path).with_name(f".{Path(path).name}.partial")
-        try:
-            figure.savefig(partial, format="png", metadata={"Software": None})
-            partial.replace(path)
-        except OSError as error:
-            raise OutputError(f"cannot write the plot '{path}': {error.strerror or error}") from error
 
 
 def _draw(figure: Figure, records: tuple[RunRecord, RunRecord], names: tuple[str, str], causes: Causes) -> None:

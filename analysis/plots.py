@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from simmoe.analysis.grid import SweepGrid
-from simmoe.errors import OutputError
+from simmoe.analysis.picture import picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,25 +24,7 @@ _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES = ("-", (0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 _SIZE_INCHES = (13.5, 7.6)
-_DPI = 110
 _LINE = 140  # characters of the headline that fit the width
-
-_RC = {
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.7,
-    "lines.linewidth": 1.7,
-    "lines.markersize": 4.5,
-    "legend.frameon": False,
-    "figure.facecolor": "white",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +51,8 @@ def plot_sweep(path: str | os.PathLike[str], grid: SweepGrid, title: str, goodpu
     Raises:
         OutputError: the file cannot be written.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        for name, value in _RC.items():
-            matplotlib.rcParams[name] = value  # type: ignore[index]
-        figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
-        FigureCanvasAgg(figure)
+    with picture(path, _SIZE_INCHES) as figure:
         _draw(figure, grid, title, goodput)
-        partial = Path(path).with_name(f".{Path(path).name}.partial")
-        try:
-            figure.savefig(partial, format="png", metadata={"Software": None})
-            partial.replace(path)
-        except OSError as error:
-            raise OutputError(f"cannot write the plot '{path}': {error.strerror or error}") from error
 
 
 def _panels(baseline: str) -> list[Panel]:
