@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -205,8 +206,17 @@ def test_a_url_is_driven_and_recorded(tmp_path: Path) -> None:
 
 @needs_server
 def test_a_late_sender_does_not_report_ttft(tmp_path: Path) -> None:
-    """Stubs answer at once, so the lag of any sender spoils TTFT: it is refused, in words and by the exit code."""
-    with stub() as (_, url), live_run(tmp_path, "--url", url, "--rate", "inf", *URL_OPTIONS) as (process, out):
+    """A sender that is stopped for a second is late with all that was due: TTFT is refused, in words and exit code."""
+    with (
+        stub() as (_, url),
+        live_run(tmp_path, "--url", url, "--rate", "40", *URL_OPTIONS) as (process, out),
+    ):
+        assert process.stderr is not None
+        wait_for(lambda: next((line for line in process.stderr or () if " sent, " in line), ""), "it sends")
+        process.send_signal(signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        wait_for(lambda: time.monotonic() > stopped_s + 1.0, "a second passes")
+        process.send_signal(signal.SIGCONT)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 8
     assert "simmoe: TTFT is not reported: the mean send lag" in stderr
