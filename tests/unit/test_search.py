@@ -12,6 +12,7 @@ import pytest
 
 from simmoe.analysis.metrics import Slo
 from simmoe.cli import run as simmoe
+from simmoe.commands.searching.bisection import Bisection, Outcome
 from simmoe.commands.searching.objective import Objective
 from simmoe.commands.searching.ranges import Variation
 from simmoe.commands.sweeping.cells import Cell, run_cell
@@ -162,6 +163,7 @@ def test_ranges_that_are_none(text: str, message: str) -> None:
         ("--slo-ttft 1 --vary window=0..4", 2, "--vary needs exactly one --policy"),
         ("--slo-ttft 1 --policy lanes --vary window=0..4 --trials 0", 2, "--trials is 0"),
         ("--slo-ttft 1 --at p98", 2, "'p98' is not one of"),
+        ("--slo-ttft 1e6 --policy lanes --vary window=0..4 --trials 2", 2, "holds at every rate tried for 'lanes'"),
         ("--slo-ttft 1 --num-gpu-blocks 2", 1, "finished none of 32 requests offline"),
     ],
 )
@@ -179,3 +181,22 @@ def test_without_optuna_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert simmoe([*command, "--slo-ttft", "1", "--policy", "lanes", "--vary", "window=0..4"]) == 6
     assert "pip install 'simmoe[search]'" in capsys.readouterr().err
+
+
+def test_lower_bounds_are_not_compared(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the SLO holds at every rate tried, two figures are bounds: no change, in the table or in the manifest."""
+    policies = ["--policy", "fifo", "--policy", "tiers"]
+    assert simmoe([*command, *policies, "--slo-ttft", "1e6", "--out", str(tmp_path / "out")]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("tiers "))
+    assert "%" not in " ".join(line.split()[:-1]) and ">=" in line
+    results = json.loads((tmp_path / "out" / "manifest.json").read_text())["highest_rate_that_holds"]["tiers"]
+    assert results["change_vs_baseline"] is None and set(results["outcomes"]) == {"always"}
+
+
+def test_a_bracket_stays_within_the_rates_a_workload_takes() -> None:
+    for guess, holds, outcome in ((9e5, True, Outcome.ALWAYS), (1.1e-6, False, Outcome.NEVER)):
+        search = Bisection(guess, 0.05)
+        while (rate := search.rate) is not None:
+            assert 1e-6 <= rate <= 1e6
+            search.tell(holds)
+        assert search.outcome is outcome

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from simmoe.traces.spec import RATES
+
 #: First step away from the guess; each further one is the square of the last, so that no guess is too far off.
 FIRST_STEP = 1.25
 
@@ -62,6 +64,9 @@ class Bisection:
         else:
             self._next = _rounded(rate * self._step if holds else rate / self._step)
             self._step **= 2
+            lowest, highest = RATES
+            if not lowest <= self._next <= highest:
+                self.outcome = Outcome.ALWAYS if holds else Outcome.NEVER
 
 
 def _rounded(rate: float) -> float:

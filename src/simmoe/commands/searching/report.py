@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simmoe.analysis.stats import CONFIDENCE, mean_interval, paired_change
+from simmoe.analysis.stats import CONFIDENCE, Estimate, mean_interval, paired_change
 from simmoe.commands.notes import versions
 from simmoe.commands.searching.bisection import Bisection, Outcome
 from simmoe.commands.searching.tuning import Trial
@@ -91,7 +91,7 @@ def print_table(found: Found, title: str, note: str) -> None:
     for policy in found.searches:
         rates = found.rates(policy)
         estimate = mean_interval(rates)
-        change = paired_change(rates, found.rates(found.baseline))
+        change = _change(found, policy)
         is_baseline = policy == found.baseline
         saturation = found.saturation.get(policy)
         table.add_row(
@@ -117,9 +117,17 @@ def print_table(found: Found, title: str, note: str) -> None:
                 console.print(f"{escape(policy)}: {said} ({count} of {len(searches)} seeds).")
 
 
+def _change(found: Found, policy: str) -> Estimate:
+    """Return the paired change from the baseline; nan where either has lower bounds alone, which tell no difference."""
+    searches = [*found.searches[policy], *found.searches[found.baseline]]
+    if any(search.outcome is Outcome.ALWAYS for search in searches):
+        return Estimate(np.array(np.nan), np.array(np.nan), np.array(0))
+    return paired_change(found.rates(policy), found.rates(found.baseline))
+
+
 def _summary(found: Found, policy: str) -> dict[str, Any]:
     rates = found.rates(policy)
-    estimate, change = mean_interval(rates), paired_change(rates, found.rates(found.baseline))
+    estimate, change = mean_interval(rates), _change(found, policy)
     return {
         "mean_per_s": float(estimate.mean),
         "ci95_half_width_per_s": _finite(float(estimate.half_width)),

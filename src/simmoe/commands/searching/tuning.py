@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simmoe.commands.searching.bisection import Outcome
 from simmoe.commands.searching.capacity import CapacitySearch
 from simmoe.commands.searching.ranges import Range, Variation
-from simmoe.errors import MissingDependency
+from simmoe.errors import MissingDependency, UsageError
 
 #: Trials proposed together. Fixed, so that the trials do not depend on how many cores there are.
 TRIALS_A_ROUND = 8
@@ -39,13 +40,20 @@ def tune(search: CapacitySearch, variation: Variation, guess: float, seeds: Sequ
         trials: how many sets of parameters to try, the given one not counted.
     Raises:
         MissingDependency: Optuna is not installed.
+        UsageError: the objective holds at every rate tried for the policy as given.
         SimmoeError: a simulation failed.
     """
     optuna = import_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     distributions = {r.name: _distribution(optuna, r) for r in variation.ranges}
-    found = {variation.policy: _rates(search, {variation.policy: guess}, seeds)[variation.policy]}
+    given = search.run({variation.policy: guess}, seeds, "tuning")[variation.policy]
+    if any(bisection.outcome is Outcome.ALWAYS for bisection in given):
+        raise UsageError(
+            f"the objective holds at every rate tried for '{variation.policy}': there is nothing to tune; "
+            "give a tighter SLO or more --requests"
+        )
+    found = {variation.policy: tuple(bisection.low for bisection in given)}
     done = [Trial(variation.policy, found[variation.policy])]
     guess = max(done[0].score, guess / 8)
     while len(done) <= trials:
