@@ -50,16 +50,22 @@ def main() -> None:
     options = parser.parse_args()
     environment = {**os.environ, **({"SIMMOE_DATA": options.data} if options.data else {})}
     baseline: dict[str, Stored] = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
+    regressed = []
+    cases = [
+        case
+        for case in CASES
+        if (not options.names or any(name in case.name for name in options.names))
+        and (case.checked or not options.check)
+    ]
+    if not cases:
+        sys.exit(f"no case matches {', '.join(options.names)}; the cases are: {'; '.join(case.name for case in CASES)}")
+    if options.check and (missing := [case.name for case in cases if case.name not in baseline]):
+        sys.exit(f"{BASELINE.name} lacks {', '.join(missing)}; run with --store")
     print(
         f"{'case':<34}{'CPU s':>8}{'min..max':>14}{'requests/CPU-s':>16}{'wall s':>8}{'peak MB':>9}{'baseline':>10}"
         f"  promise"
     )
-    regressed = []
-    for case in CASES:
-        if options.names and not any(name in case.name for name in options.names):
-            continue
-        if options.check and not case.checked:
-            continue
+    for case in cases:
         runs = options.runs or case.runs
         if runs > 1:
             measure(case.arguments, environment)  # warms the page cache and the bytecode

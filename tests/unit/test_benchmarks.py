@@ -38,3 +38,9 @@ def test_every_checked_case_has_a_baseline_and_a_regression_fails(tmp_path: Path
     done = subprocess.run([sys.executable, "-c", program, str(FOLDER)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [False, True, False, True], "a median, the best of rounds, memory too"
+
+
+def test_a_check_of_nothing_does_not_pass(tmp_path: Path) -> None:
+    command = [sys.executable, str(FOLDER / "run.py"), "--check", "no such case"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("no case matches no such case")
