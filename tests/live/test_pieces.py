@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simmoe.errors import LiveError
+from simmoe.errors import LiveError, UsageError
 from simmoe.live.engine.steps import StepRecord, StepRecorder, summarise
 from simmoe.live.engine.transport import EngineOptions, request_k
 from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt
@@ -19,6 +19,7 @@ from simmoe.live.measure.points import prompt_lengths, prompt_pairs, wanted
 from simmoe.live.measure.proof import verdict
 from simmoe.live.measure.recording import poisson
 from simmoe.live.measure.times import TimedStep, busy_steps, samples
+from simmoe.profiles.models import read_model
 from simmoe.profiles.shape import StepShape
 
 
@@ -111,16 +112,10 @@ def test_a_split_model_keeps_its_parameters() -> None:
     config = split_config(OLMOE_1B_7B, 4)
     assert (config["num_experts"], config["intermediate_size"], config["num_experts_per_tok"]) == (256, 256, 32)
     assert config["num_experts"] * config["intermediate_size"] == 64 * 1024
-    deepseek = {
-        "model_type": "deepseek_v2", "n_routed_experts": 64, "moe_intermediate_size": 1408, "num_experts_per_tok": 6,
-        "n_shared_experts": 2,
-    }  # fmt: skip
-    shared = split_config(deepseek, 4)
-    assert shared["n_shared_experts"] * shared["moe_intermediate_size"] == 2 * 1408
-    with pytest.raises(LiveError, match="into 3: it must divide"):
+    deepseek = split_config(read_model("deepseek-v2-lite").config, 4)
+    assert deepseek["n_shared_experts"] * deepseek["moe_intermediate_size"] == 2 * 1408
+    with pytest.raises(UsageError, match="into 3: it must divide"):
         split_config(OLMOE_1B_7B, 3)
-    with pytest.raises(LiveError, match="'llama' cannot be split"):
-        split_config({"model_type": "llama"}, 4)
 
 
 def test_the_default_plan_reaches_every_captured_size_and_nothing_beyond_the_engine() -> None:
