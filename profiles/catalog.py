@@ -76,6 +76,12 @@ def profile_path(name_or_path: str) -> Path:
     )
 
 
+def recording_path(name: str) -> Path | None:
+    """Return the recorded run that ships beside a profile, kept out of its fit; None without."""
+    path = _DATA / "raw" / f"{name}-recording.jsonl.gz"
+    return path if name in profile_names() and path.exists() else None
+
+
 def load_profile(name_or_path: str = DEFAULT_PROFILE) -> Profile:
     """Load a shipped profile by name, or a table file by path.
 

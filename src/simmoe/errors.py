@@ -12,7 +12,8 @@
     ├── OutputError          5   a place to write that cannot be written
     ├── MissingDependency    6   an extra (torch, vllm, ray, a GPU) this command needs
     ├── RefactorError        7   a checkpoint that cannot be transformed
-    └── LiveError            8   the engine, or a server, failed
+    ├── LiveError            8   the engine, or a server, failed
+    └── LimitError           9   a check whose limits are exceeded
 
 A message is one line: what is wrong, where (file, row, option), the value found, what to do. Broken invariants of our
 own are ``assert``; only the command line exits.
@@ -83,6 +84,12 @@ class LiveError(SimmoeError):
     """The engine or a server failed."""
 
     exit_code = 8
+
+
+class LimitError(SimmoeError):
+    """What was checked is further off than its limits allow."""
+
+    exit_code = 9
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

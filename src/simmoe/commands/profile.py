@@ -1,4 +1,4 @@
-"""``simmoe profile``: list, show, plot, fit and measure step-cost tables."""
+"""``simmoe profile``: list, show, plot, check, compare, estimate, fit and measure step-cost tables."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from pathlib import Path
 
 import click
 
+from simmoe.commands.profile_check import check
 from simmoe.errors import UsageError
 
 
 @click.group()
 def profile() -> None:
     """Step-cost tables T(n, k): how long a step of n tokens takes at routing budget k."""
+
+
+profile.add_command(check)
 
 
 @profile.command("list")

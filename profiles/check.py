@@ -1,0 +1,252 @@
+"""A table against recorded runs that took no part in its fit: how far off, within which limits, and which part is.
+
+Steps with prompt tokens and decode-only steps are judged apart, and of each those that replayed captured graphs apart
+from those whose kernels the host launched one by one. The limits hold for captured sizes. Above them the host's own
+time varies from run to run, so there the larger of limit and that spread holds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simmoe.errors import ProfileError
+from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps
+from simmoe.profiles.residuals import Predictor
+from simmoe.profiles.samples import Sample
+from simmoe.profiles.shape import StepShape
+from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
+from simmoe.profiles.table import StepTable
+
+#: Upper ends of the size classes errors are shown by, in tokens that run.
+SIZE_CLASSES = (64, 512, 2048, 8192)
+
+WITH_PROMPTS, DECODE_ONLY = "with prompt tokens", "decode only"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Largest relative errors allowed."""
+
+    bias: float = 0.01
+    """Of the mean of predicted / measured - 1, either way."""
+    median: float = 0.03
+    """Of the median of its absolute value."""
+    p95: float = 0.08
+    """Of its 95th percentile."""
+
+    def at_least(self, spread: float) -> Limits:
+        """Return these limits, none below a spread."""
+        return Limits(max(self.bias, spread), max(self.median, spread), max(self.p95, spread))
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors, predicted / measured - 1, of a group of steps."""
+
+    number: int
+    bias: float
+    median: float
+    p95: float
+    predicted_s: float
+    """Of all its steps together."""
+    measured_s: float
+
+    @classmethod
+    def of(cls, steps: Sequence[CheckedStep]) -> Errors:
+        """Return the errors of at least one step."""
+        predicted = np.array([step.predicted_s for step in steps])
+        measured = np.array([step.measured_s for step in steps])
+        relative = predicted / measured - 1
+        absolute = np.abs(relative)
+        return cls(
+            len(steps),
+            float(relative.mean()),
+            float(np.median(absolute)),
+            float(np.quantile(absolute, 0.95)),
+            float(predicted.sum()),
+            float(measured.sum()),
+        )
+
+    def above(self, limits: Limits) -> list[str]:
+        """Return what is above its limit, in words."""
+        return [
+            f"{name} {value:+.1%} above {limit:.1%}" if name == "bias" else f"{name} {value:.1%} above {limit:.1%}"
+            for name, value, limit in (
+                ("bias", self.bias, limits.bias),
+                ("median |error|", self.median, limits.median),
+                ("p95 |error|", self.p95, limits.p95),
+            )
+            if abs(value) > limit
+        ]
+
+
+class CheckedStep(NamedTuple):
+    """One recorded step."""
+
+    steps: str
+    """WITH_PROMPTS or DECODE_ONLY."""
+    launch: str
+    """'captured' or 'eager'."""
+    num_tokens: int
+    k: int
+    part: str
+    """What most of the predicted time is: 'host', 'tokens and experts' or 'attention and KV'."""
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def size_class(self) -> str:
+        """The range of SIZE_CLASSES its tokens lie in."""
+        low = 1
+        for high in SIZE_CLASSES:
+            if self.num_tokens <= high:
+                return f"{low:,}-{high:,}"
+            low = high + 1
+        return f"above {SIZE_CLASSES[-1]:,}"
+
+
+class Verdict(NamedTuple):
+    """What one group of steps was held to."""
+
+    steps: str
+    launch: str
+    errors: Errors
+    limits: Limits
+    above: list[str]
+    """What exceeds its limit, in words; empty when the group passes."""
+
+
+def checked_steps(table: StepTable, paths: Iterable[str | os.PathLike[str]]) -> list[CheckedStep]:
+    """Return every step of the recordings that followed another without a pause, with the time a table gives it.
+
+    Args:
+        table: a table of the engine that was recorded.
+        paths: recordings.
+    Raises:
+        ProfileError: a file that is no recording, is of another engine, took part in the table's fit, or holds no
+            step of a busy engine.
+    """
+    checked: list[CheckedStep] = []
+    for path in paths:
+        header = _header(table, path)
+        samples = read_recorded_steps(path, table.captured_sizes)
+        if not samples:
+            raise ProfileError(f"'{os.fspath(path)}' holds no step that followed another without a pause")
+        of = _classifier(table, bool(header.get("async_scheduling", True)))
+        checked += [of(replace(sample, k=sample.k * table.k_granularity)) for sample in samples]
+    return checked
+
+
+def verdicts(steps: Sequence[CheckedStep], limits: Limits, host_spread: float) -> list[Verdict]:
+    """Return each group's errors and what exceeds its limits, prompts before decodes and captured before eager.
+
+    Args:
+        steps: of :func:`checked_steps`.
+        limits: for captured sizes.
+        host_spread: of :func:`host_spread`; raises the limits of eager steps.
+    """
+    rows = []
+    for kind in (WITH_PROMPTS, DECODE_ONLY):
+        for launch in ("captured", "eager"):
+            group = [step for step in steps if step.steps == kind and step.launch == launch]
+            if group:
+                errors = Errors.of(group)
+                held_to = limits if launch == "captured" else limits.at_least(host_spread)
+                rows.append(Verdict(kind, launch, errors, held_to, errors.above(held_to)))
+    return rows
+
+
+def errors_by(steps: Iterable[CheckedStep], key: Callable[[CheckedStep], Hashable]) -> dict[Any, Errors]:
+    """Return the errors of each group of steps, in the order the groups first appear."""
+    groups: dict[Hashable, list[CheckedStep]] = {}
+    for step in steps:
+        groups.setdefault(key(step), []).append(step)
+    return {name: Errors.of(group) for name, group in groups.items()}
+
+
+def host_spread(table: StepTable) -> float:
+    """Return how much the same step varied where kernels are launched one by one: (p90 - p10) / step time, the median
+    over the measured points above the captured sizes; 0 where none was measured there."""
+    cost = ProfileStepCost(Surfaces.of(table), async_scheduling=True)
+    largest = table.captured_sizes[-1] if table.captured_sizes else 0
+    spreads = [
+        cell.spread_s / seconds(size, k)
+        for grid, seconds in ((table.prefill, cost.prefill_s), (table.decode, _decode_s(cost)))
+        for size, row in zip(grid.sizes, grid.cells, strict=True)
+        for k, cell in zip(grid.ks, row, strict=True)
+        if size > largest and cell.repetitions > 1
+    ]
+    return float(np.median(spreads)) if spreads else 0.0
+
+
+def _decode_s(cost: ProfileStepCost) -> Callable[[int, int], float]:
+    return lambda size, k: cost.step_s(StepShape(num_decode_seqs=size, decode_kv_tokens=size, k_exec=k))
+
+
+def _classifier(table: StepTable, async_scheduling: bool) -> Callable[[Sample], CheckedStep]:
+    predictor = Predictor(table, async_scheduling)
+    attention_free = replace(
+        table,
+        attention=type(table.attention)(0.0, 0.0, table.attention.mixed_seq_s, 0.0),
+        decode_kv=tuple((size, 0.0) for size, _ in table.decode_kv),
+    )
+    grids = Predictor(attention_free, async_scheduling)
+
+    def checked(sample: Sample) -> CheckedStep:
+        shape = sample.shape
+        predicted_s, device_s = predictor.step_s(shape), predictor.device_s(shape)
+        part = "attention and KV" if 2 * grids.device_s(shape) < device_s else "tokens and experts"
+        if (predicted_s > device_s) if async_scheduling else (predicted_s > 2 * device_s):
+            part = "host"
+        return CheckedStep(
+            DECODE_ONLY if sample.kind == "decode" else WITH_PROMPTS,
+            "captured" if sample.mode == "graphs" else "eager",
+            shape.num_tokens,
+            shape.k_exec,
+            part,
+            predicted_s,
+            sample.median_s,
+        )
+
+    return checked
+
+
+def _header(table: StepTable, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a recording's first line, after checking that it is of the table's engine and was kept out of its fit."""
+    name, source = os.fspath(path), Path(path)
+    if not source.exists():
+        raise ProfileError(f"no recording '{name}'")
+    if not is_recording(source):
+        raise ProfileError(
+            f"'{name}' is no recording (the samples a table is fitted to cannot check it); recordings are the "
+            f"continuous-batching runs that 'simmoe profile measure' writes"
+        )
+    content = source.read_bytes()
+    if hashlib.sha256(content).hexdigest() in table.provenance.get("fit", {}).get("recordings_sha256", ()):
+        raise ProfileError(f"'{name}' took part in the fit of '{table.name}'; check it on another recording")
+    header: dict[str, Any] = json.loads(
+        (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).split(b"\n")[0]
+    )
+    for run in table.provenance.get("runs", []):
+        for field in ("model", "card", "captured_sizes"):
+            if field in header and header[field] != run[field]:
+                raise ProfileError(
+                    f"'{name}' was recorded with {field} {_short(header[field])}, '{table.name}' is of "
+                    f"{_short(run[field])}; check a table on a run of its own engine"
+                )
+    return header
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} sizes up to {value[-1]:,}" if value else "none"
+    return f"'{value}'"

@@ -1,0 +1,175 @@
+"""``simmoe profile check``: predicted against measured on recorded runs that took no part in the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from simmoe.errors import LimitError, UsageError
+from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, recording_path
+from simmoe.profiles.check import (
+    DECODE_ONLY,
+    WITH_PROMPTS,
+    CheckedStep,
+    Errors,
+    Limits,
+    Verdict,
+    checked_steps,
+    errors_by,
+    host_spread,
+    verdicts,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+_DEFAULTS = Limits()
+
+
+def _number(context: click.Context, option: click.Parameter, percent: float) -> float:
+    """Refuse what compares with nothing: a limit that is not a number would never be exceeded."""
+    if percent != percent:
+        raise click.BadParameter("nan is no limit", context, option)
+    return percent
+
+
+def _limit(name: str, default: float, what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        f"--{name}",
+        type=click.FloatRange(0, 1000, min_open=True),
+        callback=_number,
+        default=default * 100,
+        show_default=True,
+        help=f"Limit of {what}, percent.",
+    )
+
+
+@click.command()
+@click.argument("profile", required=False)
+@click.argument("recordings", nargs=-1, type=click.Path(path_type=Path))
+@_limit("bias", _DEFAULTS.bias, "the mean error, either way")
+@_limit("median", _DEFAULTS.median, "the median absolute error")
+@_limit("p95", _DEFAULTS.p95, "the 95th percentile of the absolute error")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Picture of predicted against measured (.png, .svg, .pdf)."
+)
+def check(
+    profile: str | None, recordings: tuple[Path, ...], bias: float, median: float, p95: float, plot: Path | None
+) -> None:
+    """Hold PROFILE (a name, or a table's path) to RECORDINGS of its engine that took no part in its fit.
+
+    A shipped profile is checked on the recording beside it when none is given. Steps with prompt tokens and decode-only
+    steps are held to the limits apart; above the captured sizes the host's own spread, where larger, is the limit.
+    Exits with 9 where a limit is exceeded.
+    """
+    from rich.console import Console
+
+    from simmoe.commands.profile_plot import check_name
+
+    loaded = load_profile(profile or DEFAULT_PROFILE)
+    if plot is not None:
+        check_name(plot)
+    paths = recordings or tuple(filter(None, [recording_path(profile or DEFAULT_PROFILE)]))
+    if not paths:
+        raise UsageError(f"no recording ships with '{loaded.name}'; name a recording of its engine")
+    limits = Limits(bias / 100, median / 100, p95 / 100)
+    steps = checked_steps(loaded.table, paths)
+    spread = host_spread(loaded.table)
+    found = verdicts(steps, limits, spread)
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{loaded.label}[/bold] on {', '.join(path.name for path in paths)}")
+    console.print(_verdict_table(found))
+    if any(verdict.launch == "eager" for verdict in found):
+        console.print(f"above the captured sizes the same step varied by {spread:.1%}: the limit there, where larger")
+    console.print(_part_table(steps))
+    if plot is not None:
+        _draw(plot, steps, limits, loaded.label)
+        click.echo(f"wrote {plot}", err=True)
+    absent = [kind for kind in (WITH_PROMPTS, DECODE_ONLY) if all(step.steps != kind for step in steps)]
+    for kind in absent:
+        click.echo(f"note: no step {kind} was recorded; those are not checked", err=True)
+    failed = [f"{v.steps}, {v.launch}: {', '.join(v.above)}" for v in found if v.above]
+    if failed:
+        raise LimitError(f"'{loaded.name}' is further off than allowed: {'; '.join(failed)}")
+
+
+def _verdict_table(found: Sequence[Verdict]) -> Table:
+    table = _table("steps", "launched", "predicted / measured - 1", ("limits",))
+    for verdict in found:
+        limits = f"{verdict.limits.bias:.1%} {verdict.limits.median:.1%} {verdict.limits.p95:.1%}"
+        outcome = "[red]above[/red]" if verdict.above else "within"
+        table.add_row(verdict.steps, verdict.launch, *_cells(verdict.errors), f"{outcome} {limits}")
+    return table
+
+
+def _part_table(steps: Sequence[CheckedStep]) -> Table:
+    """Where the error lies: by kind of step, size that ran, and what most of the predicted time is."""
+    sizes = {step.size_class: step.num_tokens for step in steps}
+    groups = errors_by(
+        sorted(steps, key=lambda step: (step.steps != WITH_PROMPTS, step.num_tokens, step.part)),
+        lambda step: (step.steps, step.size_class, step.part),
+    )
+    table = _table("steps", "tokens", "by size and by what most of the predicted time is", ())
+    table.add_column("mostly")
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0] != WITH_PROMPTS, sizes[item[0][1]]))
+    for (kind, size, part), errors in ordered:
+        table.add_row(kind, size, *_cells(errors), part)
+    return table
+
+
+def _table(first: str, second: str, title: str, more: Sequence[str]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(first, second, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("number", "bias", "median |error|", "p95 |error|", "predicted s", "measured s"):
+        table.add_column(name, justify="right")
+    for name in more:
+        table.add_column(name)
+    return table
+
+
+def _cells(errors: Errors) -> list[str]:
+    seconds = [f"{errors.predicted_s:.2f}", f"{errors.measured_s:.2f}"]
+    return [f"{errors.number:,}", f"{errors.bias:+.2%}", f"{errors.median:.2%}", f"{errors.p95:.2%}", *seconds]
+
+
+def _draw(out: Path, steps: Sequence[CheckedStep], limits: Limits, label: str) -> None:
+    from simmoe.commands.profile_plot import drawn
+
+    kinds = [kind for kind in (WITH_PROMPTS, DECODE_ONLY) if any(step.steps == kind for step in steps)]
+    with drawn(out, (5.6 * len(kinds), 4.9)) as figure:
+        for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+            _scatter(axes, [step for step in steps if step.steps == kind], limits)
+            axes.set_title("steps with prompt tokens" if kind == WITH_PROMPTS else "decode-only steps")
+        figure.suptitle(f"{label}: recorded steps that took no part in the fit", fontsize="medium")
+
+
+def _scatter(axes: Axes, steps: Sequence[CheckedStep], limits: Limits) -> None:
+    import numpy as np
+
+    from simmoe.commands.profile_plot import log_axis, shade
+
+    times = [1e3 * seconds for step in steps for seconds in (step.predicted_s, step.measured_s)]
+    ends = np.array([0.9 * min(times), 1.1 * max(times)])
+    axes.fill_between(ends, ends * (1 - limits.p95), ends * (1 + limits.p95), color="0.88", label=f"±{limits.p95:.0%}")
+    axes.plot(ends, ends, color="0.5", linewidth=0.8)
+    ks = sorted({step.k for step in steps})
+    for index, k in enumerate(ks):
+        measured, predicted = zip(*[(1e3 * s.measured_s, 1e3 * s.predicted_s) for s in steps if s.k == k], strict=True)
+        axes.scatter(
+            measured, predicted, s=4, alpha=0.35, linewidths=0, color=[shade(index, len(ks))], label=f"k = {k}"
+        )
+    log_axis(axes, "x")
+    log_axis(axes, "y")
+    axes.set(xlabel="measured, ms a step", ylabel="predicted, ms a step", xlim=ends, ylim=ends)
+    axes.grid(alpha=0.3)
+    legend = axes.legend(fontsize="small", markerscale=3)
+    for handle in legend.legend_handles:
+        if handle is not None:
+            handle.set_alpha(1)
