@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 from simmoe.errors import UsageError
@@ -38,8 +39,13 @@ class EngineConfig:
     """Compose step n+1 while step n runs (vLLM's default on a GPU): an arrival waits for one more step."""
     watermark: float = 0.0
     """Share of blocks kept free when admitting while others run."""
+    captured_ks: tuple[int, ...] = ()
+    """Budgets that CUDA graphs are captured at, ascending: a step runs at the next one. Empty: at every budget."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "captured_ks", tuple(self.captured_ks))
+        ascends = all(1 <= k < above for k, above in pairwise((*self.captured_ks, math.inf)))
+        _require(ascends, "captured_ks", list(self.captured_ks), "ascending, from at least 1")
         _require(self.max_num_batched_tokens >= 1, "max_num_batched_tokens", self.max_num_batched_tokens, "at least 1")
         _require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
         _require(
@@ -122,6 +128,9 @@ class SimConfig:
             self.k_granularity,
             f"a divisor of k_max {self.k_max}",
         )
+        captured_ks = self.engine.captured_ks
+        if captured_ks:
+            _require(captured_ks[-1] == self.k_max, "the last of captured_ks", captured_ks[-1], f"k_max, {self.k_max}")
         if self.max_time_s is not None:
             _require(0 < self.max_time_s < math.inf, "max_time_s", self.max_time_s, "above 0 s and finite, or None")
 
@@ -134,7 +143,8 @@ def _plain(config: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)
-        out[f.name] = _plain(value) if hasattr(value, "__dataclass_fields__") else value
+        plain = list(value) if isinstance(value, tuple) else value
+        out[f.name] = _plain(value) if hasattr(value, "__dataclass_fields__") else plain
     return out
 
 

@@ -187,7 +187,7 @@ class Engine:
         leaves = self.lead == 2 and fit == num_steady >= 0 and not scheduler.waiting.by_id
         if fit + leaves <= 0:
             return None
-        k_exec = max(decodes.k_exec, scheduler.k_floor)
+        k_exec = scheduler.step_ks[decodes.k_exec]
         line = scheduler.cost.decode_line(decodes.num_seqs, k_exec)
         stretch = Stretch(step, self._composed, fit, leaves, decodes, k_exec, line)
         if scheduler.waiting.by_id and scheduler.wake_at_s < float("inf"):

@@ -12,6 +12,7 @@ the token budget, and then nobody enters behind it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -76,7 +77,8 @@ class Scheduler:
         self.pool = PrefixBlockPool(usable) if config.enable_prefix_caching else BlockPool(usable)
         self._least_free_blocks = usable
         self.watermark_blocks = int(config.watermark * config.num_gpu_blocks)
-        self.k_floor = asker.k_floor(policy)
+        self.step_ks = _step_ks(k_max, asker.k_floor(policy), config.captured_ks)
+        """step_ks[k] is the budget that a step whose largest budget is k runs at."""
         self.next_index = 0
         """Index of the next step to be composed."""
         self.plan_stale = True
@@ -123,10 +125,10 @@ class Scheduler:
         if prompts is None:
             if not num_decodes:
                 return None
-            k_exec = max(k_exec, self.k_floor)
+            k_exec = self.step_ks[k_exec]
             shape = StepShape(0, 0, 0, num_decodes, kv_tokens, k_exec)
         else:
-            k_exec = max(prompts.k_exec, self.k_floor)
+            k_exec = self.step_ks[prompts.k_exec]
             qos_slots += prompts.qos_slots
             shape = StepShape(prompts.num_tokens, prompts.kv_pairs, prompts.num_seqs, num_decodes, kv_tokens, k_exec)
         duration_s = self.cost.step_s(shape)
@@ -482,3 +484,9 @@ class RunningView(Sequence[RequestView]):
             last = min(self._scheduler.next_index - 1, request.finish_step)
             computed = request.prefill_tokens + last - request.prefill_step
         return RequestView(view.request_id, view.arrival_s, view.prompt_tokens, computed, view.k_qos)
+
+
+def _step_ks(k_max: int, k_floor: int, captured_ks: Sequence[int]) -> list[int]:
+    """Return, for a step's largest budget 0..k_max, the budget it runs at: the floor, or the next captured budget."""
+    floored = [max(k, k_floor) for k in range(k_max + 1)]
+    return [captured_ks[bisect_left(captured_ks, k)] for k in floored] if captured_ks else floored

@@ -169,13 +169,14 @@ class ReferenceEngine:
             return None
         prefill = [(r, n) for r, n in scheduled if r.computed < r.prefill_end]
         decodes = [(r, n) for r, n in scheduled if r.computed >= r.prefill_end]
+        k_exec = max(max(r.k for r, _ in scheduled), int(getattr(self.policy, "k_floor", 0)))
         shape = StepShape(
             sum(n for _, n in prefill),
             sum(n * r.computed + n * (n + 1) // 2 for r, n in prefill),
             len(prefill),
             len(decodes),
             sum(r.computed + 1 for r, _ in decodes),
-            max(max(r.k for r, _ in scheduled), int(getattr(self.policy, "k_floor", 0))),
+            min((k for k in self.config.captured_ks if k >= k_exec), default=k_exec),
         )
         samples = []
         for request, new in scheduled:

@@ -55,6 +55,7 @@ def engine_configs(draw: st.DrawFn, /, **fixed: Any) -> EngineConfig:
         "num_gpu_blocks": draw(st.integers(8, 60)),
         "async_scheduling": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.05])),
+        "captured_ks": draw(st.sampled_from([(), (K_MAX,), (2, 3, K_MAX)])),
     }
     return EngineConfig(**{**settings, **fixed})
 

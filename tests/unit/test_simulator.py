@@ -308,6 +308,12 @@ def test_budgets_beyond_the_deployment_are_named() -> None:
         run(workload((0.0, 4, 1, 1), (0.0, 4, 1, 9)))
 
 
+@pytest.mark.parametrize(("captured_ks", "refusal"), [((4, 2), "ascending"), ((0, 8), "ascending"), ((4,), "k_max, 8")])
+def test_captured_budgets_ascend_to_the_largest(captured_ks: tuple[int, ...], refusal: str) -> None:
+    with pytest.raises(UsageError, match=rf"captured_ks is .*{refusal}"):
+        SimConfig(k_max=8, engine=EngineConfig(captured_ks=captured_ks))
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("max_num_seqs", 0), ("max_num_seqs", 9999), ("block_size", 0), ("num_gpu_blocks", 1), ("watermark", 1.0)],
