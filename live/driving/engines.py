@@ -1,151 +1,276 @@
-"""Engines in this process: an ``AsyncLLM`` a rank, and the route policy that deals requests to them."""
+"""Engines of this machine, each behind a front end of its own, and the route policy that deals requests to them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import itertools
+import json
+import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
+
 from simmoe.errors import LiveError
+from simmoe.live.driving.front_end import LINE_BYTES
 from simmoe.live.driving.life import Life
+from simmoe.live.driving.replay import FIRST_TOKEN_ID
 from simmoe.live.engine.steps import StepRecord
-from simmoe.live.engine.transport import K_ARG
 from simmoe.live.server.dispatch import Counts, Dispatcher
 from simmoe.live.server.launch import EngineLaunch
-from simmoe.live.server.state import EngineCounts, engine_state
 from simmoe.policies.protocols import PolicyContext
+from simmoe.policies.registry import PolicyChoice
 from simmoe.policies.views import RequestView
 
-PUBLISH_INTERVAL_S = 0.1
-"""How often engines' counts reach the route policy, as from vLLM's coordinator."""
+_STOP_S = 20.0
+"""How long a front end may take to stop its engine."""
+
+_WARM_UP_DECODES = 128
+
+
+class Engine:
+    """This process's side of the conversation with one front end (see :mod:`simmoe.live.driving.front_end`)."""
+
+    def __init__(self, rank: int, process: asyncio.subprocess.Process) -> None:
+        self.rank = rank
+        self.facts: dict[str, Any] = {}
+        """The engine's limits, see :func:`simmoe.live.server.state.engine_state`."""
+        self.num_sent = 0
+        self.on_counts: Callable[[Counts, int], None] = lambda counts, number: None
+        """Called with what the engine publishes, and how many requests its front end had received."""
+        self._process = process
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
+        self._up: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._listening: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def connect(self, connection: socket.socket) -> None:
+        """Talk over a socket; return when the engine is up.
+
+        Raises:
+            LiveError: it does not start.
+        """
+        reader, self._writer = await asyncio.open_connection(sock=connection, limit=LINE_BYTES)
+        self._listening = asyncio.create_task(self._listen(reader))
+        self.facts = await self._up
+
+    async def send(self, life: Life, prompt: list[int], output_tokens: int, k: int) -> None:
+        """Send one request and wait for its end."""
+        self.num_sent += 1
+        number = next(self._numbers)
+        try:
+            life.hear(await self._ask(number, "send", prompt, output_tokens, k))
+        except asyncio.CancelledError:
+            self._tell("abort", number)
+            raise
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call the engine's scheduler.
+
+        Raises:
+            LiveError: the call failed, or the engine has gone.
+        """
+        value, error = await self._ask(next(self._numbers), "call", method, arguments)
+        if error:
+            raise LiveError(f"engine {self.rank}: {error}")
+        return value
+
+    async def stop(self) -> None:
+        """Close the conversation and wait for the process to end; kill it if it does not."""
+        if self._writer is not None:
+            self._writer.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _ask(self, number: int, what: str, *arguments: Any) -> Any:
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._tell(what, number, *arguments)
+        try:
+            return await answer
+        finally:
+            del self._answers[number]
+
+    def _tell(self, *message: Any) -> None:
+        assert self._writer is not None
+        if self._writer.is_closing():
+            raise LiveError(f"engine {self.rank} has gone")
+        self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        gone = f"engine {self.rank} has gone"
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                what, *rest = json.loads(line)
+                if what == "counts":
+                    self.on_counts(Counts(*rest[:3]), rest[3])
+                elif what == "up":
+                    self._up.set_result(rest[0])
+                elif what == "down":
+                    gone = f"engine {self.rank} did not start: {rest[0]}"
+                elif (answer := self._answers.get(rest[0])) is not None and not answer.done():
+                    answer.set_result(rest[1] if what == "end" else rest[1:])
+        assert self._writer is not None
+        self._writer.close()
+        for waiting in (self._up, *self._answers.values()):
+            if not waiting.done():
+                waiting.set_exception(LiveError(gone))
 
 
 class LocalEngines:
-    """Engines of this process behind one front end; made by :func:`running_engines`."""
+    """Engines of this machine behind one route policy; made by :func:`running_engines`."""
 
-    def __init__(self, engines: list[Any], dispatcher: Dispatcher) -> None:
-        self.dispatcher = dispatcher
-        self.facts = [engine_state(engine) for engine in engines]
+    dispatcher: Dispatcher
+
+    def __init__(self, engines: Sequence[Engine], launch: EngineLaunch, prefill_s: Callable[[int, int], float]) -> None:
+        self.facts = [engine.facts for engine in engines]
         """Each engine's limits, see :func:`simmoe.live.server.state.engine_state`."""
         self._engines = engines
-        self._counts = [EngineCounts.of(engine) for engine in engines]
+        self._launch = launch
+        self._prefill_s = prefill_s
+        self._route(launch.choice, launch.num_ranks)
+
+    async def host(self, choice: PolicyChoice, num_ranks: int) -> None:
+        """Have the first ``num_ranks`` engines, idle, serve under another policy from now on.
+
+        Raises:
+            LiveError: an engine is not idle, or cannot host it.
+        """
+        for engine in self._engines[:num_ranks]:
+            options = {"policy": choice.batch_part.text, "profile": self._launch.profile}
+            await engine.call("host_policy", {**options, "num_ranks": num_ranks, "dp_rank": engine.rank})
+        self._route(choice, num_ranks)
 
     async def send(self, life: Life, prompt: list[int], output_tokens: int, k: int) -> None:
         """Route one request and wait for its end."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         view = RequestView(f"live-{life.index}", life.sent_s, len(prompt), 0, k)
         ticket = self.dispatcher.route(view, 1, time.monotonic())
         life.dp_rank = ticket.rank
-        parameters = SamplingParams(
-            max_tokens=output_tokens, min_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False,
-            output_kind=RequestOutputKind.DELTA, extra_args={K_ARG: k},
-        )  # fmt: skip
-        outputs = self._engines[ticket.rank].generate({"prompt_token_ids": prompt}, parameters, view.request_id)
-        last: Any = None
         try:
-            async for output in outputs:
-                life.finished_s = time.monotonic()
-                if last is None:
-                    life.first_token_s = life.finished_s
-                life.output_tokens += len(output.outputs[0].token_ids)
-                last = output
-        except ValueError as error:  # a request this engine can never serve
-            life.dp_rank = -1
-            life.end("rejected", str(error))
-            return
+            await self._engines[ticket.rank].send(life, prompt, output_tokens, k)
         finally:
             self.dispatcher.release(ticket)
-            if last is not None and last.metrics is not None:
-                life.dispatched_s, life.scheduled_s = last.metrics.queued_ts, last.metrics.scheduled_ts
-                life.num_preemptions = last.metrics.num_preemptions
-        life.end("finished")
+        if life.status == "rejected":
+            life.dp_rank = -1
 
     async def drain(self) -> dict[int, tuple[dict[str, Any], list[StepRecord]]]:
-        """Return each engine's facts and its steps since the last call."""
-        drained = {}
-        for rank, engine in enumerate(self._engines):
-            rows = await engine.engine_core.call_utility_async("simmoe_scheduler", "drain_steps", [])
-            drained[rank] = self.facts[rank], [StepRecord(*row) for row in rows]
-        return drained
+        """Return the facts and the steps since the last call of each engine that serves."""
+        engines = self._engines[: len(self.dispatcher.up)]
+        rows = await asyncio.gather(*(engine.call("drain_steps") for engine in engines))
+        return {
+            engine.rank: (engine.facts, [StepRecord(*row) for row in steps])
+            for engine, steps in zip(engines, rows, strict=True)
+        }
 
-    async def publish(self) -> None:
-        """Keep publishing the engines' counts to the dispatcher, until cancelled."""
-        while True:
-            now_s = time.monotonic()
-            for rank, counts in enumerate(self._counts):
-                seen = Counts(counts.num_waiting, counts.num_running, counts.kv_used)
-                self.dispatcher.publish(rank, seen, self.dispatcher.mark(rank), now_s)
-            await asyncio.sleep(PUBLISH_INTERVAL_S)
+    async def warm_up(self) -> None:
+        """Have every engine run each budget it can step at, over all sizes of a step, and a batch that decodes.
+
+        Else the first steps of a run would wait for the kernels' compiler.
+
+        Raises:
+            LiveError: an engine fails at it.
+        """
+        await asyncio.gather(*(self._warm_up(engine) for engine in self._engines))
+
+    async def _warm_up(self, engine: Engine) -> None:
+        facts = engine.facts
+        longest = min(facts["max_num_batched_tokens"], facts["max_model_len"] - 2)
+        lengths = [1 << power for power in range(longest.bit_length() - 1)] + [longest]
+        ks = facts["captured_ks"] or range(1, facts["k_max"] + 1)
+        for k in ks:
+            for length in lengths:
+                await self._serve_for_warm_up(engine, length, 2, k)
+        shortest = lengths[min(4, len(lengths) - 1)]
+        mixed = (self._serve_for_warm_up(engine, shortest, 16, 1 + i % facts["k_max"]) for i in range(_WARM_UP_DECODES))
+        await asyncio.gather(*mixed)
+
+    async def _serve_for_warm_up(self, engine: Engine, prompt_tokens: int, output_tokens: int, k: int) -> None:
+        tokens = np.random.default_rng(prompt_tokens).integers(
+            FIRST_TOKEN_ID, engine.facts["vocab_size"], prompt_tokens
+        )
+        await engine.send(life := Life(-1), tokens.tolist(), output_tokens, k)
+        if life.status != "finished":
+            raise LiveError(f"engine {engine.rank} failed to warm up with {prompt_tokens} tokens: {life.reason}")
+
+    def _route(self, choice: PolicyChoice, num_ranks: int) -> None:
+        """Deal what comes to the first ``num_ranks`` engines by a policy."""
+        facts = self.facts[0]
+        context = PolicyContext(
+            prefill_s=self._prefill_s,
+            k_min=1,
+            k_max=self._launch.k_max,
+            num_ranks=num_ranks,
+            max_num_seqs=facts["max_num_seqs"],
+            max_num_batched_tokens=facts["max_num_batched_tokens"],
+            enable_chunked_prefill=facts["enable_chunked_prefill"],
+        )
+        self.dispatcher = dispatcher = Dispatcher(choice, context)
+        dispatcher.set_up(range(num_ranks))
+        for engine in self._engines[:num_ranks]:
+            engine.on_counts = _publisher(dispatcher, engine)
+
+
+def _publisher(dispatcher: Dispatcher, engine: Engine) -> Callable[[Counts, int], None]:
+    """Return what tells a dispatcher the counts of one engine."""
+    rank, sent_before = engine.rank, engine.num_sent
+
+    def publish(counts: Counts, num_received: int) -> None:
+        dispatcher.publish(rank, counts, max(0, num_received - sent_before), time.monotonic())
+
+    return publish
 
 
 @asynccontextmanager
 async def running_engines(
-    launch: EngineLaunch, prefill_s: Callable[[int, int], float], on_start: Callable[[int], None] = lambda rank: None
+    launch: EngineLaunch, prefill_s: Callable[[int, int], float], on_start: Callable[[str], None] = lambda what: None
 ) -> AsyncIterator[LocalEngines]:
-    """Start the engines, one after the other, and stop them at the end.
+    """Start the engines, all at once, warm them up, and stop them at the end.
 
     Args:
         launch: what to start.
         prefill_s: T(n, k), for a route policy that asks.
-        on_start: called before each engine's start.
+        on_start: told what begins.
     Raises:
         LiveError: an engine does not start.
     """
-    engines: list[Any] = []
+    engines: list[Engine] = []
     try:
-        for rank in range(launch.num_ranks):
-            on_start(rank)
-            engines.append(_start(launch, rank))
-        scheduler = engines[0].vllm_config.scheduler_config
-        context = PolicyContext(
-            prefill_s=prefill_s,
-            k_min=1,
-            k_max=launch.k_max,
-            num_ranks=launch.num_ranks,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            enable_chunked_prefill=bool(scheduler.enable_chunked_prefill),
-        )
-        dispatcher = Dispatcher(launch.choice, context)
-        dispatcher.set_up(range(launch.num_ranks))
-        local = LocalEngines(engines, dispatcher)
-        publishing = asyncio.create_task(local.publish())
-        try:
-            yield local
-        finally:
-            publishing.cancel()
+        on_start(f"starting {launch.num_ranks} engine(s)")
+        await _start_all(launch, engines)
+        local = LocalEngines(engines, launch, prefill_s)
+        on_start("warming up")
+        await local.warm_up()
+        yield local
     finally:
-        for engine in engines:
-            engine.shutdown()
+        await asyncio.gather(*(engine.stop() for engine in engines))
 
 
-def _start(launch: EngineLaunch, rank: int) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    words = ["--model", str(launch.model), *launch.arguments(rank)]
-    with _environment(launch.environment(rank)):
-        try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(parser.parse_args(words)))
-        except (Exception, SystemExit) as error:
-            raise LiveError(f"engine {rank} did not start: {type(error).__name__}: {error}") from error
-
-
-@contextlib.contextmanager
-def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Have this process's environment be another one while an engine's process starts from it."""
-    before = dict(os.environ)
-    os.environ.update(wanted)
+async def _start_all(launch: EngineLaunch, engines: list[Engine]) -> None:
+    """Start every engine; those begun are in ``engines``, whatever happens."""
     try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+        async with asyncio.TaskGroup() as starting:
+            for rank in range(launch.num_ranks):
+                ours, theirs = socket.socketpair()
+                engines.append(Engine(rank, await _start(launch, rank, theirs)))
+                starting.create_task(engines[-1].connect(ours))
+    except* LiveError as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _start(launch: EngineLaunch, rank: int, connection: socket.socket) -> asyncio.subprocess.Process:
+    """Start one front end, in a session of its own: an interrupt is for the one who drives."""
+    program = [sys.executable, "-m", "simmoe.live.driving.front_end", str(connection.fileno())]
+    arguments = ["--model", str(launch.model), *launch.arguments(rank)]
+    environment = {**launch.environment(rank), "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+    with connection:
+        return await asyncio.create_subprocess_exec(
+            *program, *arguments, pass_fds=[connection.fileno()], env=environment, start_new_session=True,
+            stdout=sys.stderr,
+        )  # fmt: skip

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+#: What only the sender knows of a request.
+_SENDERS = ("index", "due_s", "sent_s", "dp_rank")
 
 
 @dataclass(slots=True)
@@ -17,14 +20,22 @@ class Life:
     """When it was to be sent: the workload's arrival."""
     sent_s: float = math.nan
     """When the sender began to send it."""
+    received_s: float = math.nan
+    """When its engine's front end had it."""
     dispatched_s: float = math.nan
-    """When it was in its engine's queue (the engine's clock); as sent where no engine tells."""
+    """When that front end had handed it to the engine, at most ``queued_s``; as sent where none tells."""
+    queued_s: float = math.nan
+    """When the engine had taken it into its queue, which it does between steps (the engine's clock)."""
     scheduled_s: float = math.nan
-    """When its engine first scheduled it, where it tells."""
+    """When its engine first scheduled it (the engine's clock)."""
+    first_output_s: float = math.nan
+    """When its first token left the engine (the engine's clock)."""
     first_token_s: float = math.nan
-    """When the sender had its first token."""
+    """When its front end, or the client of an endpoint, had its first token."""
+    last_output_s: float = math.nan
+    """When its last token left the engine (the engine's clock)."""
     finished_s: float = math.nan
-    """When the sender had its last one."""
+    """When its front end, or the client of an endpoint, had its last token."""
     output_tokens: int = 0
     dp_rank: int = -1
     num_preemptions: int = 0
@@ -36,6 +47,15 @@ class Life:
     def end(self, status: str, reason: str = "") -> None:
         """Note how it ended."""
         self.status, self.reason = status, reason
+
+    def told(self) -> dict[str, Any]:
+        """Return what a front end knows of the request, as plain data; times that never came are left out."""
+        return {name: value for name, value in asdict(self).items() if name not in _SENDERS and value == value}
+
+    def hear(self, told: dict[str, Any]) -> None:
+        """Take over what a front end told."""
+        for name, value in told.items():
+            setattr(self, name, value)
 
 
 class Target(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib.metadata
 import math
 import signal
@@ -20,7 +21,7 @@ from simmoe.live.driving.endpoint import Endpoint
 from simmoe.live.driving.engines import LocalEngines, running_engines
 from simmoe.live.driving.lag import SendLag, judge_lag
 from simmoe.live.driving.life import Life
-from simmoe.live.driving.recording import rank_totals, request_columns, step_columns
+from simmoe.live.driving.recording import CLOCKS_FILE, clocks_csv, rank_totals, request_columns, step_columns
 from simmoe.live.driving.replay import random_prompts, replay
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.server.launch import EngineLaunch
@@ -108,29 +109,49 @@ async def _run(
     seed: int,
     on_progress: Callable[[int, int], None],
 ) -> LiveResult:
-    stop = asyncio.Event()
     async with host as target:
-        keeper = _StepKeeper(target)
-        await keeper.fetch()  # whatever the engines did before is none of this run's
-        keeper.steps.clear()
-        vocab_size = next((facts["vocab_size"] for facts in keeper.facts.values()), vocab_size)
-        prompts = random_prompts(workload, vocab_size, seed)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-        keeping = asyncio.create_task(keeper.keep())
-        try:
-            lives, start_s = await replay(workload, prompts, target, stop, on_progress)
-        finally:
-            keeping.cancel()
-        try:
-            await asyncio.wait_for(keeper.fetch(), _LAST_FETCH_S)
-        except Exception:  # an engine that was interrupted too may be gone, and its last steps with it
-            keeper.lost = set(keeper.facts)
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        state = {"route": target.dispatcher.snapshot()} if isinstance(target, LocalEngines) else {}
-    return _result(workload, lives, start_s, keeper, {**manifest, "policy_state": state}, stop.is_set())
+        return await run_once(workload, target, manifest, vocab_size=vocab_size, seed=seed, on_progress=on_progress)
+
+
+async def run_once(
+    workload: Workload,
+    target: Host,
+    manifest: dict[str, Any],
+    *,
+    vocab_size: int,
+    seed: int,
+    on_progress: Callable[[int, int], None] = lambda sent, done: None,
+) -> LiveResult:
+    """Replay a workload against what is up, as :func:`run_live` does; engines can serve one run after another.
+
+    The collector of this process's garbage is kept off the prompts: to go through them would make it late.
+    """
+    stop = asyncio.Event()
+    keeper = _StepKeeper(target)
+    await keeper.fetch()  # whatever the engines did before is none of this run's
+    keeper.steps.clear()
+    vocab_size = next((facts["vocab_size"] for facts in keeper.facts.values()), vocab_size)
+    prompts = random_prompts(workload, vocab_size, seed)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    keeping = asyncio.create_task(keeper.keep())
+    gc.collect()
+    gc.freeze()
+    try:
+        lives, start_s = await replay(workload, prompts, target, stop, on_progress)
+    finally:
+        gc.unfreeze()
+        keeping.cancel()
+    try:
+        await asyncio.wait_for(keeper.fetch(), _LAST_FETCH_S)
+    except Exception:  # an engine may be gone, and its last steps with it
+        keeper.lost = set(keeper.facts)
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+    state = {"route": target.dispatcher.snapshot()} if isinstance(target, LocalEngines) else {}
+    return _result(target, workload, lives, start_s, keeper, {**manifest, "policy_state": state}, stop.is_set())
 
 
 def _result(
+    target: Host,
     workload: Workload,
     lives: list[Life],
     start_s: float,
@@ -162,12 +183,16 @@ def _result(
         "interrupted": is_interrupted,
         "notes": {"reasons": dict(reasons), "steps_lost_on_ranks": sorted(keeper.lost)},
         "clocks": {
-            "arrival_s, first_token_s, finished_s": "the client's",
-            "dispatched_s, scheduled_s, steps": "the engine's (the same monotonic clock on one machine); "
-            "absent where the engine does not tell: dispatched_s is then when the request was sent",
+            "arrival_s": "the sender's: when the request was due",
+            "dispatched_s": "the front end's: when it had handed the request to the engine; of an endpoint, as sent",
+            "scheduled_s, steps": "the engine's; absent where it does not tell",
+            "first_token_s, finished_s": "the front end's: when it had the token; of an endpoint, the client's",
+            CLOCKS_FILE: "the same request's other times; all clocks of one machine are one monotonic clock",
         },
     }
     record = RunRecord(requests=requests, manifest=full, steps=table if has_steps else None)
+    if isinstance(target, LocalEngines):
+        record.files[CLOCKS_FILE] = clocks_csv(requests["request_id"], lives, start_s)
     full["counts"] = record.counts()
     return LiveResult(record, ranks, lag, is_interrupted, reasons)
 
@@ -179,9 +204,9 @@ def _config(facts: Mapping[int, dict[str, Any]], num_ranks: int) -> dict[str, An
         first = facts[min(facts)]
         names = (
             "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "block_size", "num_gpu_blocks",
-            "enable_prefix_caching", "async_scheduling",
+            "enable_prefix_caching", "async_scheduling", "captured_ks",
         )  # fmt: skip
-        config |= {"k_max": first["k_max"], "engine": {name: first[name] for name in names}}
+        config |= {"k_max": first["k_max"], "engine": {name: first[name] for name in names if name in first}}
     return config
 
 
@@ -200,9 +225,9 @@ async def endpoint_host(url: str, model: str, api_key: str) -> AsyncIterator[Hos
 
 @asynccontextmanager
 async def engine_host(
-    launch: EngineLaunch, prefill_s: Callable[[int, int], float], on_start: Callable[[int], None]
+    launch: EngineLaunch, prefill_s: Callable[[int, int], float], on_start: Callable[[str], None]
 ) -> AsyncIterator[Host]:
-    """Yield engines of this process; see :func:`simmoe.live.driving.engines.running_engines`."""
+    """Yield engines of this machine; see :func:`simmoe.live.driving.engines.running_engines`."""
     async with running_engines(launch, prefill_s, on_start) as engines:
         yield engines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,10 @@ from simmoe.records import REQUEST_COLUMNS, STEP_COLUMNS, Columns
 from simmoe.traces.workload import Workload
 
 _TIMES = ("dispatched_s", "scheduled_s", "first_token_s", "finished_s")
+_CLOCKS = ("sent_s", "received_s", "queued_s", "first_output_s", "last_output_s")
+CLOCKS_FILE = "clocks.csv"
+"""File of a record with the times that a simulated run has no like of, a row a request, columns as in ``Life``."""
+
 _DTYPES: dict[str, Any] = {"string": object, "float64": np.float64, "int64": np.int64}
 
 
@@ -43,6 +47,21 @@ def request_columns(workload: Workload, lives: Sequence[Life], start_s: float) -
         columns["num_preemptions"].append(life.num_preemptions)
         columns["status"].append(life.status)
     return {name: np.array(values, dtype=_DTYPES[REQUEST_COLUMNS[name]]) for name, values in columns.items()}
+
+
+def clocks_csv(request_ids: Iterable[str], lives: Sequence[Life], start_s: float) -> bytes:
+    """Return the further times of requests on the engine's and the front end's clocks, seconds; empty: never came.
+
+    Args:
+        request_ids: of the lives, in the same order.
+        lives: what became of each request.
+        start_s: when the clock began.
+    """
+    rows: list[Sequence[str]] = [("request_id", *_CLOCKS)]
+    for request_id, life in zip(request_ids, lives, strict=True):
+        seconds = (getattr(life, name) - start_s for name in _CLOCKS)
+        rows.append((request_id, *("" if math.isnan(time_s) else f"{time_s:.6f}" for time_s in seconds)))
+    return "".join(",".join(row) + "\n" for row in rows).encode()
 
 
 def step_columns(steps: Mapping[int, Sequence[StepRecord]], start_s: float, graph_tokens: int) -> Columns:

@@ -17,6 +17,9 @@ FIRST_TOKEN_ID = 2
 _LEAD_S = 0.05
 """From the call to the first arrival."""
 
+_SPIN_S = 0.002
+"""So long before a request is due timers are no longer trusted: they may ring a millisecond late, or early."""
+
 
 def random_prompts(workload: Workload, vocab_size: int, seed: int) -> list[list[int]]:
     """Return a prompt of random token ids for each request, of its length.
@@ -74,7 +77,10 @@ async def replay(
         for life, arrival_s in zip(lives, workload.arrival_s.tolist(), strict=True):
             life.due_s = start_s + arrival_s
             while (delay_s := life.due_s - time.monotonic()) > 0 and not stop.is_set():
-                await asyncio.wait((stopped,), timeout=delay_s)  # an event loop's timers may end up to 1 ms early
+                if delay_s > _SPIN_S:
+                    await asyncio.wait((stopped,), timeout=delay_s - _SPIN_S)
+                else:
+                    await asyncio.sleep(0)
             if stop.is_set():
                 break
             task = asyncio.create_task(send(life))

