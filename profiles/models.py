@@ -73,6 +73,8 @@ class ModelShape:
     """Elements of a layer's attention projections."""
     kv_elements: int
     """Elements of KV cache a token takes in a layer."""
+    kv_heads: int
+    """Heads of KV cache in a layer; 1 for latent attention, whose heads share one latent."""
     pair_flops: int
     """Floating-point operations of a query-key pair in a layer, prompt tokens; causal pairs alone are counted."""
 
@@ -190,7 +192,7 @@ def model_shape(config: Config) -> ModelShape:
     num_moe_layers = sum(_is_moe_layer(config, layer) for layer in range(num_layers))
     if not num_moe_layers:
         raise DataError(f"none of the {num_layers} layers has routed experts")
-    weights, kv_elements, pair_flops = _latent_attention(config) if "kv_lora_rank" in config else _attention(config)
+    attention = _latent_attention(config) if "kv_lora_rank" in config else _attention(config)
     return ModelShape(
         family=str(config["model_type"]),
         hidden_size=hidden_size,
@@ -203,9 +205,7 @@ def model_shape(config: Config) -> ModelShape:
         dense_width=_count(config, "intermediate_size") if num_moe_layers < num_layers else 0,
         vocab_size=_count(config, "vocab_size"),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        attention_weights=weights,
-        kv_elements=kv_elements,
-        pair_flops=pair_flops,
+        **attention._asdict(),
     )
 
 
@@ -251,18 +251,28 @@ def _is_moe_layer(config: Config, layer: int) -> bool:
     return True
 
 
-def _attention(config: Config) -> tuple[int, int, int]:
-    """Return weights, KV elements a token and operations a query-key pair of one layer of grouped-query attention."""
+class _Attention(NamedTuple):
+    """One layer's attention, as in ModelShape."""
+
+    attention_weights: int
+    kv_elements: int
+    kv_heads: int
+    pair_flops: int
+
+
+def _attention(config: Config) -> _Attention:
+    """Grouped-query attention."""
     hidden_size, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     kv_heads = _count(config, "num_key_value_heads", default=heads)
     head_dim = _count(config, "head_dim", default=hidden_size // heads)
     if heads % kv_heads:
         raise DataError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    return 2 * hidden_size * head_dim * (heads + kv_heads), 2 * kv_heads * head_dim, 4 * heads * head_dim
+    weights = 2 * hidden_size * head_dim * (heads + kv_heads)
+    return _Attention(weights, 2 * kv_heads * head_dim, kv_heads, 4 * heads * head_dim)
 
 
-def _latent_attention(config: Config) -> tuple[int, int, int]:
-    """Return the same of multi-head latent attention: the cache holds one latent and one rotary key a token."""
+def _latent_attention(config: Config) -> _Attention:
+    """Multi-head latent attention: the cache holds one latent and one rotary key a token."""
     hidden_size, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     latent, nope = _count(config, "kv_lora_rank"), _count(config, "qk_nope_head_dim")
     rope, value = _count(config, "qk_rope_head_dim"), _count(config, "v_head_dim")
@@ -270,7 +280,7 @@ def _latent_attention(config: Config) -> tuple[int, int, int]:
     query = heads * (nope + rope)
     weights = query_rank * (hidden_size + query) if query_rank else hidden_size * query
     weights += hidden_size * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden_size
-    return weights, latent + rope, 2 * heads * (nope + rope + value)
+    return _Attention(weights, latent + rope, 1, 2 * heads * (nope + rope + value))
 
 
 def _count(config: Config, key: str, *, least: int = 1, default: int | None = None) -> int:

@@ -26,6 +26,13 @@ from simmoe.profiles.table import StepTable
 PROMPT_TOKENS = 1024
 
 
+def prompt_shape(num_tokens: int, k_exec: int) -> StepShape:
+    """Return the shape T(n, k) is asked at: n prompt tokens, taken as prompts of PROMPT_TOKENS and a remainder."""
+    whole, rest = divmod(num_tokens, PROMPT_TOKENS)
+    pairs = whole * (PROMPT_TOKENS * (PROMPT_TOKENS + 1) // 2) + rest * (rest + 1) // 2
+    return StepShape(num_tokens, pairs, whole + (rest > 0), 0, 0, k_exec)
+
+
 class Surfaces(NamedTuple):
     """A table made ready to be asked; shared by every cost object of a profile."""
 
@@ -119,9 +126,7 @@ class ProfileStepCost:
 
     def prefill_s(self, num_tokens: int, k_exec: int, /) -> float:
         """Return T(n, k): a step of n prompt tokens, taken as prompts of PROMPT_TOKENS and a remainder."""
-        whole, rest = divmod(num_tokens, PROMPT_TOKENS)
-        pairs = whole * (PROMPT_TOKENS * (PROMPT_TOKENS + 1) // 2) + rest * (rest + 1) // 2
-        return self.step_s(StepShape(num_tokens, pairs, whole + (rest > 0), 0, 0, k_exec))
+        return self.step_s(prompt_shape(num_tokens, k_exec))
 
     @property
     def extrapolated(self) -> Mapping[str, int]:

@@ -43,6 +43,8 @@ def facts(profile: Profile) -> Table:
         rows.add_row("run", f"{run['date']}: {run['command']}")
         for note in run["notes"]:
             rows.add_row("note", note)
+    for name, value in _estimate_facts(profile.provenance.get("estimate")):
+        rows.add_row(name, value)
     rows.add_row("captured sizes", _plain(table.captured_sizes) or "none (eager)")
     rows.add_row("captured k", _plain(table.captured_ks) or "none (eager)")
     rows.add_row("budgets", f"k 1..{table.k_max}, multiples of {table.k_granularity}")
@@ -50,6 +52,23 @@ def facts(profile: Profile) -> Table:
     rows.add_row("front end", f"ingress {table.ingress_s * 1e3:g} ms, egress {table.egress_s * 1e3:g} ms")
     rows.add_row("sha256", profile.sha256)
     return rows
+
+
+def _estimate_facts(estimate: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Yield what an estimated table rests on."""
+    if estimate is None:
+        return
+    card, learned = estimate["card"], estimate["learned"]
+    yield "model", estimate["model"]
+    rates = f"{card['bf16_flop_s'] / 1e12:,.1f} TFLOP/s bf16, {card['memory_byte_s'] / 1e12:.3f} TB/s"
+    yield "card", f"{card['driver_name']}: {rates}, {card['num_sms']} SMs ({card['source']})"
+    yield "learned from", _plain(learned["tables"])
+    yield "efficiencies", _plain({name: f"{value:.3g}" for name, value in learned["device"].items()})
+    yield "attention", f"pair_compute {learned['pair_compute']:.3g}, kv_memory {learned['kv_memory']:.3g}"
+    for row in estimate["held_out"]:
+        errors = f"bias {row['bias']:+.1%}, median {row['median']:.1%}, p95 {row['p95']:.1%}"
+        what = f"{row['steps']} steps of {row['table']} bound by {row['bound_by']}"
+        yield "method's error", f"{what}, {row['held_out']} held out: {errors}"
 
 
 def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:

@@ -1,0 +1,147 @@
+"""A step-cost table for a card that is not at hand: its datasheet rates times what was learned where measured.
+
+Such tables have status 'estimated'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from simmoe.errors import UsageError
+from simmoe.profiles.cards import Card
+from simmoe.profiles.learned import UTILISATION, Learned, kv_bytes
+from simmoe.profiles.models import Model, ModelShape, deciding_values, model_shape, split_config
+from simmoe.profiles.roofline import device_s
+from simmoe.profiles.step_work import BF16
+from simmoe.profiles.table import PATHS, Attention, Cell, GridTable, HostShare, StepTable
+
+#: Budgets of an estimated grid: those below the model's largest, and that one.
+BUDGETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+
+
+def estimated_table(
+    learned: Learned,
+    like: StepTable,
+    card: Card,
+    shape: ModelShape,
+    *,
+    name: str,
+    summary: str,
+    provenance: dict[str, Any],
+    k_granularity: int = 1,
+) -> StepTable:
+    """Return the estimated table of a model on a card, captured sizes and block size as in a measured one.
+
+    Args:
+        learned: of :func:`learn_from`.
+        like: the measured table.
+        card: whose datasheet is taken.
+        shape: of the model.
+        name: of the table.
+        summary: one line.
+        provenance: of the table.
+        k_granularity: sub-expert units one of the model's experts is worth.
+    Raises:
+        UsageError: the weights do not fit the card.
+    """
+    ks = sorted({k for k in BUDGETS if k < shape.top_k} | {shape.top_k})
+    sizes = like.captured_sizes
+    seqs = [size for size in sizes if size <= like.decode.sizes[-1]]
+    kv_s = kv_bytes(shape) / (card.memory_byte_s * learned.kv_memory)
+    pair_s = shape.pair_flops * shape.num_layers / (card.bf16_flop_s * learned.pair_compute)
+    host = {
+        path: HostShare(*(fixed + layer * shape.num_layers for fixed, layer in zip(*learned.host[path], strict=True)))
+        for path in PATHS
+    }
+
+    def grid(sizes: Sequence[int], decode: bool) -> GridTable:
+        at = np.array(list(product(sizes, ks)))
+        seconds = device_s(shape, card, learned.device, at[:, 0], at[:, 1], decode=decode).reshape(len(sizes), len(ks))
+        seconds = np.maximum.accumulate(np.maximum.accumulate(seconds, axis=0), axis=1)
+        units = tuple(k * k_granularity for k in ks)
+        return GridTable(tuple(sizes), units, tuple(tuple(Cell(float(s), 0.0, 0) for s in row) for row in seconds))
+
+    return StepTable(
+        name=name,
+        status="estimated",
+        summary=summary,
+        k_max=shape.top_k * k_granularity,
+        k_granularity=k_granularity,
+        block_size=like.block_size,
+        num_gpu_blocks=_num_blocks(learned, card, shape, like.block_size),
+        ingress_s=learned.ingress_s,
+        egress_s=learned.egress_s,
+        captured_sizes=sizes,
+        captured_ks=tuple(k * k_granularity for k in ks),
+        prefill=grid(sizes, decode=False),
+        decode=grid(seqs, decode=True),
+        decode_kv=((1, kv_s),),
+        attention=Attention(pair_s, learned.prompt_s, learned.mixed_seq_s, kv_s),
+        host=_no_path_faster_than_the_one_before(host),
+        provenance=provenance,
+    )
+
+
+def estimate(
+    learned: Learned, like: StepTable, card: Card, model: Model, splits: int, held_out: Sequence[Mapping[str, Any]]
+) -> StepTable:
+    """Return the estimated table of a model on a card, with what it rests on in its provenance.
+
+    Args:
+        learned: of :func:`~simmoe.profiles.learned.learn_from`.
+        like: a measured table; its captured sizes and block size are taken.
+        card: whose datasheet is taken.
+        model: as published.
+        splits: sub-experts every routed expert is split into.
+        held_out: the method's errors on measured tables it did not see.
+    Raises:
+        DataError: the configuration is not supported.
+        UsageError: experts that cannot be split so, or weights that do not fit the card.
+    """
+    config = split_config(model.config, splits)
+    called = f"{model.published_as} split by {splits}" if splits > 1 else model.published_as
+    return estimated_table(
+        learned,
+        like,
+        card,
+        model_shape(config),
+        name=f"{model.name}{f'-split{splits}' if splits > 1 else ''}-{card.name}",
+        summary=f"{called} on one {card.driver_name}, estimated from its datasheet",
+        provenance={
+            "estimate": {
+                "model": called,
+                "model_config": deciding_values(config),
+                "card": asdict(card),
+                "learned": asdict(learned),
+                "held_out": list(held_out),
+            }
+        },
+    )
+
+
+def _no_path_faster_than_the_one_before(host: dict[str, HostShare]) -> dict[str, HostShare]:
+    """Return the shares, none below that of the path before, as a table requires."""
+    least, ordered = HostShare(0.0, 0.0), {}
+    for path in PATHS:
+        least = HostShare(*(max(value, before) for value, before in zip(host[path], least, strict=True)))
+        ordered[path] = least
+    return ordered
+
+
+def _num_blocks(learned: Learned, card: Card, shape: ModelShape, block_size: int) -> int:
+    """Return the KV blocks that fit: what weights leave, less the reserve or half of it, whichever is less."""
+    weights = BF16 * shape.num_parameters
+    left = UTILISATION * card.memory_bytes - weights
+    block = block_size * kv_bytes(shape)
+    num_blocks = int((left - min(learned.reserve_bytes, left / 2)) // block)
+    if num_blocks < 2:
+        raise UsageError(
+            f"the model's weights take {weights / 1e9:.1f} GB in bf16; of {card.driver_name}'s "
+            f"{card.memory_bytes / 1e9:.1f} GB an engine may use {UTILISATION:.0%}, which leaves no room for KV"
+        )
+    return num_blocks

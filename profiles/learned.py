@@ -1,0 +1,174 @@
+"""What measured tables say of cards that are not at hand.
+
+Everything is learned from measured tables of single cards with captured graphs: the device's efficiencies
+(:mod:`simmoe.profiles.roofline`), attention's, and the host's share, which is taken to be the same beside any card and
+to grow with the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simmoe.errors import DataError, ProfileError
+from simmoe.profiles.cards import CARDS, Card
+from simmoe.profiles.models import ModelShape, model_shape, published_models, read_model, split_config
+from simmoe.profiles.roofline import Efficiencies, GridPoints, learn
+from simmoe.profiles.step_work import BF16
+from simmoe.profiles.table import PATHS, HostShare, StepTable
+
+#: Share of the card's memory an engine takes, vLLM's gpu_memory_utilization.
+UTILISATION = 0.9
+
+
+class MeasuredModel(NamedTuple):
+    """A measured table and what it is of."""
+
+    table: StepTable
+    base: str
+    """The model as published, the same for each way it was split."""
+    shape: ModelShape
+    card: Card
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What measured tables say of any card."""
+
+    tables: tuple[str, ...]
+    """Names of the tables learned from."""
+    device: Efficiencies
+    pair_compute: float
+    """Share of the arithmetic peak that attention between prompt tokens reaches."""
+    kv_memory: float
+    """Share of the memory's peak that reading KV reaches in a decode step."""
+    prompt_s: float
+    """Seconds a prompt adds to a step."""
+    mixed_seq_s: float
+    """Seconds a decoding sequence adds to a step with prompt tokens."""
+    host: dict[str, tuple[HostShare, HostShare]]
+    """By launch path, (whatever the layers, a layer)."""
+    reserve_bytes: float
+    """Memory an engine keeps beside weights and KV: activations and graphs."""
+    ingress_s: float
+    egress_s: float
+
+
+def measured_models(tables: Iterable[StepTable]) -> list[MeasuredModel]:
+    """Return the tables that can be learned from: measured, one card with a known datasheet, graphs captured."""
+    found = []
+    for table in tables:
+        runs = table.provenance.get("runs", [])
+        if table.status != "measured" or not table.captured_sizes or not runs or runs[0]["num_cards"] != 1:
+            continue
+        card = next((card for card in CARDS.values() if card.driver_name == runs[0]["card"]), None)
+        named = _named(runs[0])
+        if card is not None and named is not None:
+            found.append(MeasuredModel(table, *named, card))
+    return found
+
+
+def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = None) -> Learned:
+    """Learn from measured tables.
+
+    Args:
+        measured: at least one.
+        budgets: the tables' k that device grids are learned at; all without.
+    """
+    if not measured:
+        raise ProfileError("no measured table of a card with a known datasheet to learn efficiencies from")
+    grids = [points for one in measured for decode in (False, True) if len((points := _points(one, decode, budgets)).k)]
+    pair = [
+        one.shape.pair_flops * one.shape.num_layers / (one.card.bf16_flop_s * one.table.attention.prefill_pair_s)
+        for one in measured
+        if one.table.attention.prefill_pair_s > 0
+    ]
+    kv = [
+        kv_bytes(one.shape) / (one.card.memory_byte_s * one.table.decode_kv[-1][1])
+        for one in measured
+        if one.table.decode_kv[-1][1] > 0
+    ]
+    return Learned(
+        tables=tuple(one.table.name for one in measured),
+        device=learn(grids),
+        pair_compute=min(_middle(pair), 1.0),
+        kv_memory=min(_middle(kv), 1.0),
+        prompt_s=float(np.mean([one.table.attention.prefill_seq_s for one in measured])),
+        mixed_seq_s=float(np.mean([one.table.attention.mixed_seq_s for one in measured])),
+        host={path: _host_by_layers(measured, path) for path in PATHS},
+        reserve_bytes=max(0.0, float(np.mean([_reserve_bytes(one) for one in measured]))),
+        ingress_s=float(np.mean([one.table.ingress_s for one in measured])),
+        egress_s=float(np.mean([one.table.egress_s for one in measured])),
+    )
+
+
+def kv_bytes(shape: ModelShape) -> int:
+    """Return the bytes of KV a token takes over all layers."""
+    return BF16 * shape.kv_elements * shape.num_layers
+
+
+def _named(run: dict[str, Any]) -> tuple[str, ModelShape] | None:
+    """Return the published model a run measured, and the shape that ran; None where neither can be told.
+
+    Headers written before configurations were kept whole name a shipped model and its split.
+    """
+    published, _, splits = str(run["model"]).partition(" split by ")
+    try:
+        return published, model_shape(run["model_config"])
+    except DataError:
+        pass
+    for name in published_models():
+        model = read_model(name)
+        if model.published_as == published:
+            return published, model_shape(split_config(model.config, int(splits or 1)))
+    return None
+
+
+def _points(one: MeasuredModel, decode: bool, budgets: set[int] | None) -> GridPoints:
+    """Return a grid's measured cells, those left out that hold but a bound because the host hid the device."""
+    table = one.table
+    grid, least_s = (table.decode, 0.0) if decode else (table.prefill, table.host["piecewise"].base_s)
+    rows = [
+        (size, k / table.k_granularity, cell.device_s)
+        for size, row in zip(grid.sizes, grid.cells, strict=True)
+        for k, cell in zip(grid.ks, row, strict=True)
+        if cell.repetitions and cell.device_s > least_s and (budgets is None or k in budgets)
+    ]
+    columns: npt.NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    return GridPoints(one.shape, one.card, decode, *columns)
+
+
+def _host_by_layers(measured: Sequence[MeasuredModel], path: str) -> tuple[HostShare, HostShare]:
+    """Return a launch path's share, as a part whatever the layers and a part a layer; both at least 0.
+
+    Until models of different depths tell, a replay of one graph is taken to be the former and launches the latter.
+    """
+    from scipy.optimize import nnls
+
+    layers = np.array([one.shape.num_layers for one in measured], dtype=np.float64)
+    parts = []
+    for shares in zip(*(one.table.host[path] for one in measured), strict=True):
+        if len(set(layers)) > 1:
+            fixed, layer = nnls(np.stack([np.ones_like(layers), layers], axis=1), np.array(shares))[0]
+        elif path == "full":
+            fixed, layer = np.mean(shares), 0.0
+        else:
+            fixed, layer = 0.0, np.mean(shares) / layers[0]
+        parts.append((float(fixed), float(layer)))
+    (base_fixed, base_layer), (seq_fixed, seq_layer) = parts
+    return HostShare(base_fixed, seq_fixed), HostShare(base_layer, seq_layer)
+
+
+def _reserve_bytes(one: MeasuredModel) -> float:
+    kv = one.table.num_gpu_blocks * one.table.block_size * kv_bytes(one.shape)
+    used = one.table.provenance["runs"][0]["engine_flags"].get("gpu_memory_utilization", UTILISATION)
+    return float(used * one.card.memory_bytes - BF16 * one.shape.num_parameters - kv)
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Return the geometric mean; 0.7 of none."""
+    return float(np.exp(np.mean(np.log(values)))) if values else 0.7

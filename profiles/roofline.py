@@ -1,0 +1,148 @@
+"""The device's time on another card: counted work over datasheet rates, times efficiencies learned where measured.
+
+A step's device time is the sum of its parts. The two kinds of matrix products, dense and routed, take the larger of
+their arithmetic and their weights' traffic; what tokens, token-expert pairs and logits move beside weights takes its
+traffic; attention blocks of decoding sequences and launches take a fixed time each. Nine numbers scale these parts.
+They are learned from measured grids by robust least squares in the logarithm of the time, each held near what is
+physically likely, so that a number the grids say nothing about stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simmoe.profiles.cards import Card
+from simmoe.profiles.models import ModelShape
+from simmoe.profiles.step_work import FloatArray, StepWork, step_work
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiencies:
+    """What a card reaches of its datasheet, and what the datasheet does not say."""
+
+    dense_compute: float = 0.65
+    """Share of the arithmetic peak that dense matrix products reach."""
+    expert_compute: float = 0.55
+    """The same of routed experts, padding counted as work."""
+    dense_memory: float = 0.75
+    """Share of the memory's peak that reading dense weights reaches."""
+    expert_memory: float = 0.75
+    """The same of experts' weights."""
+    token_traffic: float = 12.0
+    """Times a token's hidden state is moved in a layer, products left out."""
+    pair_traffic: float = 2.0
+    """Times what a token-expert pair must move is moved."""
+    logit_traffic: float = 12.0
+    """Times the sampled tokens' logits are moved by the sampler."""
+    decode_block_s: float = 3e-6
+    """Seconds an attention block of a decoding sequence occupies a multiprocessor, its KV left out."""
+    layer_s: float = 5e-5
+    """Seconds a layer takes whatever its size: launches and dependences between its kernels."""
+
+
+#: Standard deviation of the logarithm of each efficiency around its default before anything is learned.
+_BELIEF = Efficiencies(0.2, 0.4, 0.15, 0.25, 0.7, 0.7, 0.7, 1.0, 1.0)
+
+#: Standard deviation of the logarithm of a cell's time around a perfect model, and how many independent cells a grid
+#: counts as: neighbours err alike.
+_CELL_SPREAD, _CELLS = 0.1, 50
+
+
+class GridPoints(NamedTuple):
+    """Measured device times of one model on one card, attention to KV left out."""
+
+    model: ModelShape
+    card: Card
+    decode: bool
+    num_tokens: FloatArray
+    """[num_points]"""
+    k: FloatArray
+    """[num_points] in the model's own experts."""
+    device_s: FloatArray
+    """[num_points]"""
+
+
+def device_s(
+    model: ModelShape,
+    card: Card,
+    efficiencies: Efficiencies,
+    num_tokens: npt.ArrayLike,
+    k: npt.ArrayLike,
+    *,
+    decode: bool,
+) -> FloatArray:
+    """Return the estimated device seconds of steps, attention to KV left out.
+
+    Args:
+        model: its shape.
+        card: whose rates are taken.
+        efficiencies: learned by :func:`learn`.
+        num_tokens: [num_steps] tokens that run, padding included.
+        k: [num_steps] experts a token activates, in the model's own experts.
+        decode: whether the tokens are one of each sequence; else prompts.
+    """
+    return _seconds(model, card, efficiencies, step_work(model, num_tokens, k, decode=decode))
+
+
+def least_s(
+    model: ModelShape, flop_s: float, byte_s: float, num_tokens: npt.ArrayLike, k: npt.ArrayLike, *, decode: bool
+) -> FloatArray:
+    """Return the binding roofline of steps, attention to KV left out: all arithmetic, or all weights, at full rate.
+
+    Token-expert pairs are not padded, and nothing but weights is moved: no step can be shorter.
+    """
+    work = step_work(model, num_tokens, k, decode=decode)
+    pairs = np.multiply(num_tokens, k, dtype=np.float64)
+    flop = work.dense_flop + work.head_flop + 2 * pairs * model.expert_weights * model.num_moe_layers
+    moved = work.dense_bytes + work.head_bytes + work.expert_bytes
+    bound: FloatArray = np.maximum(flop / flop_s, moved / byte_s)
+    return bound
+
+
+def learn(grids: Sequence[GridPoints]) -> Efficiencies:
+    """Return the efficiencies that explain measured grids best, each grid counting the same; the defaults of none."""
+    if not grids:
+        return Efficiencies()
+    from scipy.optimize import least_squares
+
+    works = [step_work(grid.model, grid.num_tokens, grid.k, decode=grid.decode) for grid in grids]
+    before, belief = np.log(astuple(Efficiencies())), np.array(astuple(_BELIEF))
+
+    def misfit(logs: FloatArray) -> FloatArray:
+        efficiencies = Efficiencies(*np.exp(logs))
+        parts = [(logs - before) / belief]
+        for grid, work in zip(grids, works, strict=True):
+            off = np.log(_seconds(grid.model, grid.card, efficiencies, work) / grid.device_s) / _CELL_SPREAD
+            # squared, it grows with |off| where a cell is far off, so that few of them do not decide
+            robust = np.sqrt(2 * np.expm1(np.log1p(off**2) / 2)) * np.sign(off)
+            parts.append(robust * np.sqrt(_CELLS / len(off)))
+        return np.concatenate(parts)
+
+    shares = [field.name.endswith(("compute", "memory")) for field in fields(Efficiencies)]
+    most = np.where(shares, 0.0, np.inf)
+    found = least_squares(misfit, before, bounds=(np.full(len(before), -np.inf), most))
+    return Efficiencies(*(float(value) for value in np.exp(found.x)))
+
+
+def _seconds(model: ModelShape, card: Card, by: Efficiencies, work: StepWork) -> FloatArray:
+    flop_s, byte_s = card.bf16_flop_s, card.memory_byte_s
+
+    def product(flop: FloatArray, moved: FloatArray, compute: float, memory: float) -> FloatArray:
+        slower: FloatArray = np.maximum(flop / (flop_s * compute), moved / (byte_s * memory))
+        return slower
+
+    traffic = work.token_bytes * by.token_traffic + work.pair_bytes * by.pair_traffic
+    traffic += work.logit_bytes * by.logit_traffic
+    return (
+        product(work.dense_flop, work.dense_bytes, by.dense_compute, by.dense_memory)
+        + product(work.head_flop, work.head_bytes, by.dense_compute, by.dense_memory)
+        + product(work.expert_flop, work.expert_bytes, by.expert_compute, by.expert_memory)
+        + traffic / byte_s
+        + work.decode_heads * by.decode_block_s / card.num_sms
+        + model.num_layers * by.layer_s
+    )
