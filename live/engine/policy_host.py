@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -51,8 +50,6 @@ class PolicyMixin(BudgetMixin):
         super().__init__(*args, **kwargs)
         config = self.vllm_config  # type: ignore[attr-defined]
         _check_hostable(config)
-        self.clock: Callable[[], float] = time.monotonic
-        """The host's clock, in seconds."""
         self.views = ViewBuilder(self, time.time() - self.clock())
         self.decisions: DecisionRecorder | None = None
         self._host(PolicyOptions.of(config))
@@ -89,7 +86,6 @@ class PolicyMixin(BudgetMixin):
         self.policy_s = 0.0
         """CPU seconds spent on views, the policy's own code, and checking its plans: waits for a core do not count."""
         self._asker = Asker(context)
-        self._now_s = 0.0
         self._num_scheduled = 0
         """Requests the last step computed."""
         self._departures_noted = self._planned = self._overrule = False
@@ -126,7 +122,6 @@ class PolicyMixin(BudgetMixin):
         if self._failure is not None:
             failure, self._failure, self.plan_stale = self._failure, None, True
             raise failure
-        self._now_s = self.clock()
         self._departures_noted = self._planned = False
         self.views.share.clear()
         num_running_before = len(self.running)  # type: ignore[attr-defined]
@@ -170,7 +165,7 @@ class PolicyMixin(BudgetMixin):
         if seats <= 0:
             return None
         # whoever vLLM skipped (a grammar that compiles, an output on its way) may be ready without any change
-        if not self.plan_stale and self._now_s < self.wake_at_s and not self.deferred_waiting:  # type: ignore[attr-defined]
+        if not self.plan_stale and self.schedule_start_s < self.wake_at_s and not self.deferred_waiting:  # type: ignore[attr-defined]
             return None
         start_s = time.thread_time()
         self._planned = True
@@ -178,7 +173,7 @@ class PolicyMixin(BudgetMixin):
             self.plan_stale = self._overrule = False
             self.waiting.gates_opened += 1
             return ADMIT_ALL
-        view = self.views.step(self._now_s, self.waiting)
+        view = self.views.step(self.schedule_start_s, self.waiting)
         plan = self._ask(view)
         self.num_plans += 1
         if plan is not None:

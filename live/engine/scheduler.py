@@ -7,6 +7,7 @@ Choose one with ``scheduler_cls``: ``AsyncBudgetScheduler`` where vLLM schedules
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from vllm.config.compilation import CUDAGraphMode
@@ -32,6 +33,10 @@ class BudgetMixin:
                 f"captured_ks is {list(self.options.captured_ks)}, but only vLLM's second model runner keys its graphs "
                 "by k: set VLLM_USE_V2_MODEL_RUNNER=1, or enforce_eager"
             )
+        self.clock: Callable[[], float] = time.monotonic
+        """The host's clock, in seconds."""
+        self.schedule_start_s = 0.0
+        """When the step at hand began to be scheduled."""
         self.request_ks: dict[str, int] = {}
         self.num_steps = 0
         self.recorder = StepRecorder() if self.options.record_steps else None
@@ -47,7 +52,7 @@ class BudgetMixin:
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Schedule as vLLM does, then decide the step's budget."""
-        start_s = time.monotonic()
+        self.schedule_start_s = self.clock()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         output.simmoe_k = output.simmoe_step = None
         if not output.num_scheduled_tokens:
@@ -59,7 +64,7 @@ class BudgetMixin:
         if self.recorder is not None:
             running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
             counts = (waiting, running, len(output.preempted_req_ids or ()))
-            times_s = (start_s, time.monotonic())
+            times_s = (self.schedule_start_s, self.clock())
             self.recorder.scheduled(output.simmoe_step, times_s, batch, output.simmoe_k, counts)
         return output
 
@@ -70,10 +75,10 @@ class BudgetMixin:
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Take a step's output in, and close its record."""
-        output_s = time.monotonic()
+        output_s = self.clock()
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         if self.recorder is not None and scheduler_output.simmoe_step is not None:
-            self.recorder.finished(scheduler_output.simmoe_step, output_s, time.monotonic())
+            self.recorder.finished(scheduler_output.simmoe_step, output_s, self.clock())
         return outputs
 
     def drain_steps(self) -> list[StepRecord]:

@@ -278,20 +278,25 @@ def test_a_budget_out_of_range_is_refused_with_the_range(llm: Any, k: Any) -> No
 
 @pytest.mark.parametrize("policy", ["fifo", "tiers", "tiers,max_wait_s=0.05"])
 def test_the_simulator_decides_the_same_on_a_runs_own_times(llm: Any, tmp_path: Path, policy: str) -> None:
-    """Arrivals as the recording has them, steps begun when they began: the same steps, to the token and the block."""
+    """Arrivals as the recording has them, steps begun when they began: the same steps, to the token and the block.
+
+    Requests are sent between the steps, whatever those take, so that on any machine some wait and some are preempted.
+    """
     path = tmp_path / "decisions.jsonl"
     scheduler = host(llm, policy, decisions=str(path))
     rng = np.random.default_rng(3)
     size = 24
-    due_s = time.monotonic() + np.cumsum(rng.exponential(0.003, size))  # faster than any CPU serves them
-    outputs = [int(n) for n in rng.integers(1, 40, size)]
+    due_steps = np.sort(rng.integers(0, 16, size))
+    outputs = [int(n) for n in rng.integers(20, 60, size)]
     added_s: list[float] = []
+    num_steps = 0
     while len(added_s) < size or llm.llm_engine.has_unfinished_requests():
-        while len(added_s) < size and due_s[len(added_s)] <= time.monotonic():
+        while len(added_s) < size and due_steps[len(added_s)] <= num_steps:
             i = len(added_s)
             added_s.append(time.monotonic())
             add(llm, f"s{i:02d}", int(rng.integers(1, 9)), int(rng.integers(1, 150)), outputs[i], reuse=False)
         llm.llm_engine.step()
+        num_steps += 1
     steps = scheduler.drain_steps()
     host(llm, "fifo")
     lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
