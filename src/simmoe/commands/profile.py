@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from simmoe.commands.profile_check import check
+from simmoe.commands.profile_diff import diff
 from simmoe.commands.profile_roofline import roofline
 from simmoe.errors import UsageError
 
@@ -17,6 +18,7 @@ def profile() -> None:
 
 
 profile.add_command(check)
+profile.add_command(diff)
 profile.add_command(roofline)
 
 

@@ -67,6 +67,7 @@ def check(
     Exits with 9 where a limit is exceeded.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from simmoe.commands.profile_plot import check_name
 
@@ -82,7 +83,7 @@ def check(
     found = verdicts(steps, limits, spread)
 
     console = Console(highlight=False)
-    console.print(f"[bold]{loaded.label}[/bold] on {', '.join(path.name for path in paths)}")
+    console.print(f"[bold]{escape(loaded.label)}[/bold] on {escape(', '.join(path.name for path in paths))}")
     console.print(_verdict_table(found))
     if any(verdict.launch == "eager" for verdict in found):
         console.print(f"above the captured sizes the same step varied by {spread:.1%}: the limit there, where larger")

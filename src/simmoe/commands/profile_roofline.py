@@ -46,7 +46,7 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
     read = read_model(model) if model is not None else None
     measured = measured_models(load_profile(name).table for name in profile_names())
     held_out = [row._asdict() for row in held_out_errors(measured)]
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if error or card is None or read is None:
         console.print(held_out_table(held_out))
         return
@@ -55,7 +55,7 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
     if out is not None:
         write_table(out, table)
     estimated = Profile(parse_table(dump_table(table).encode(), table.name))
-    console.print(f"[bold]{estimated.label}[/bold]: {table.summary}")
+    console.print(f"{estimated.label}: {table.summary}")
     console.print(facts(estimated))
     for times in time_tables(estimated, async_scheduling=True):
         console.print()
