@@ -17,6 +17,10 @@ _FACTS = (
 )  # fmt: skip
 
 
+#: Levels of the provenance that are taken apart.
+_DEPTH = 3
+
+
 class Change(NamedTuple):
     """One value that differs; None where a table lacks it."""
 
@@ -52,7 +56,7 @@ class TableDiff(NamedTuple):
     terms: tuple[Change, ...]
     """Attention's, KV's by batch, and the host's by launch path."""
     provenance: tuple[Change, ...]
-    """Leaves by their path, lists compared whole, in alphabetical order."""
+    """Values by their path in alphabetical order; lists of plain values, and what lies deep, are compared whole."""
 
     @property
     def differs(self) -> bool:
@@ -63,12 +67,11 @@ class TableDiff(NamedTuple):
 def diff_tables(a: StepTable, b: StepTable) -> TableDiff:
     """Compare two tables, of one model or of two."""
     terms_a, terms_b = dict(_terms(a)), dict(_terms(b))
-    leaves_a, leaves_b = dict(_leaves(a.provenance)), dict(_leaves(b.provenance))
     return TableDiff(
         facts=_changes({name: getattr(a, name) for name in _FACTS}, {name: getattr(b, name) for name in _FACTS}),
         grids={"prefill": _diff_grids(a.prefill, b.prefill), "decode": _diff_grids(a.decode, b.decode)},
         terms=_changes(terms_a, terms_b),
-        provenance=tuple(sorted(_changes(leaves_a, leaves_b), key=lambda change: change.name)),
+        provenance=tuple(_nested(a.provenance, b.provenance, "", _DEPTH)),
     )
 
 
@@ -99,16 +102,24 @@ def _terms(table: StepTable) -> Iterator[tuple[str, float]]:
                 yield f"host {path} {name}", value
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield a nested object's values by path; objects in lists by their place, other lists whole."""
-    if isinstance(value, Mapping):
-        for key in value:
-            yield from _leaves(value[key], f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-        for place, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{place}]")
-    else:
-        yield path, list(value) if isinstance(value, tuple) else value
+def _nested(a: Mapping[str, Any], b: Mapping[str, Any], path: str, depth: int) -> Iterator[Change]:
+    """Yield what differs in two nested objects, by path in alphabetical order; whole values below ``depth`` levels."""
+    for key in sorted({*a, *b}):
+        yield from _values(a.get(key), b.get(key), f"{path}{key}", depth - 1)
+
+
+def _values(a: Any, b: Any, path: str, depth: int) -> Iterator[Change]:
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and depth:
+        yield from _nested(a, b, f"{path}.", depth)
+    elif _objects(a) and _objects(b) and len(a) == len(b):
+        for place, (one, other) in enumerate(zip(a, b, strict=True)):
+            yield from _values(one, other, f"{path}[{place}]", depth)
+    elif a != b:
+        yield Change(path, a, b)
+
+
+def _objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Change, ...]:

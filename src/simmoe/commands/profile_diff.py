@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,14 @@ def _change_table(title: str, changes: Sequence[Change]) -> Table:
         table.add_column(name, overflow="fold")
     table.add_column("b / a - 1", justify="right")
     for name, a, b in changes:
-        table.add_row(name, _short(a), _short(b), _ratio(a, b))
+        shown_a, shown_b = _short(a), _short(b)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            shown_b += f", {sum(a.get(key) != b.get(key) for key in {*a, *b})} differ"
+        elif shown_a == shown_b:
+            shown_a, shown_b = (
+                (repr(a), repr(b)) if isinstance(a, float) else (shown_a, f"{shown_b} (differs further on)")
+            )
+        table.add_row(name, shown_a, shown_b, _ratio(a, b))
     return table
 
 
@@ -111,11 +118,12 @@ def _short(value: Any) -> str:
     """Return a value in at most _WIDTH characters; '-' for none."""
     if value is None:
         return "-"
-    text = (
-        " ".join(map(str, value))
-        if isinstance(value, list | tuple)
-        else f"{value:.6g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, Mapping):
+        return f"{len(value)} values" if value else "none"
+    if isinstance(value, list | tuple):
+        if any(isinstance(item, Mapping) for item in value):
+            return f"{len(value)} entries"
+        text = " ".join(map(_short, value)) or "none"
+    else:
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
