@@ -8,9 +8,9 @@ time varies from run to run, so there the larger of limit and that spread holds.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,14 +104,17 @@ class CheckedStep(NamedTuple):
     measured_s: float
 
     @property
+    def size_rank(self) -> int:
+        """The place of its tokens among SIZE_CLASSES."""
+        return bisect_left(SIZE_CLASSES, self.num_tokens)
+
+    @property
     def size_class(self) -> str:
         """The range of SIZE_CLASSES its tokens lie in."""
-        low = 1
-        for high in SIZE_CLASSES:
-            if self.num_tokens <= high:
-                return f"{low:,}-{high:,}"
-            low = high + 1
-        return f"above {SIZE_CLASSES[-1]:,}"
+        ends = (0, *SIZE_CLASSES)
+        if self.size_rank == len(SIZE_CLASSES):
+            return f"above {ends[-1]:,}"
+        return f"{ends[self.size_rank] + 1:,}-{ends[self.size_rank + 1]:,}"
 
 
 class Verdict(NamedTuple):
@@ -125,24 +128,36 @@ class Verdict(NamedTuple):
     """What exceeds its limit, in words; empty when the group passes."""
 
 
-def checked_steps(table: StepTable, paths: Iterable[str | os.PathLike[str]]) -> list[CheckedStep]:
+class Checked(NamedTuple):
+    """The steps of recordings."""
+
+    steps: list[CheckedStep]
+    """Those that took no part in a fit: what a table is judged by."""
+    calibration: list[CheckedStep]
+    """Those of calibration recordings, which a fit may have learned the host from."""
+
+
+def checked_steps(table: StepTable, paths: Iterable[str | os.PathLike[str]]) -> Checked:
     """Return every step of the recordings that followed another without a pause, with the time a table gives it.
 
     Args:
         table: a table of the engine that was recorded.
         paths: recordings.
     Raises:
-        ProfileError: a file that is no recording, is of another engine, took part in the table's fit, or holds no
-            step of a busy engine.
+        ProfileError: a file that is no recording, is of another engine, or holds no step of a busy engine that was
+            kept out of the fit.
     """
-    checked: list[CheckedStep] = []
+    checked = Checked([], [])
     for path in paths:
         header = _header(table, path)
         samples = read_recorded_steps(path, table.captured_sizes)
-        if not samples:
-            raise ProfileError(f"'{os.fspath(path)}' holds no step that followed another without a pause")
+        if not any(sample.held_out for sample in samples):
+            what = "that was kept out of the fit" if samples else "that followed another without a pause"
+            raise ProfileError(f"'{os.fspath(path)}' holds no step {what}; a table is checked on steps it never saw")
         of = _classifier(table, bool(header.get("async_scheduling", True)))
-        checked += [of(replace(sample, k=sample.k * table.k_granularity)) for sample in samples]
+        for sample in samples:
+            step = of(replace(sample, k=sample.k * table.k_granularity))
+            (checked.steps if sample.held_out else checked.calibration).append(step)
     return checked
 
 
@@ -173,9 +188,18 @@ def errors_by(steps: Iterable[CheckedStep], key: Callable[[CheckedStep], Hashabl
     return {name: Errors.of(group) for name, group in groups.items()}
 
 
-def host_spread(table: StepTable) -> float:
-    """Return how much the same step varied where kernels are launched one by one: (p90 - p10) / step time, the median
-    over the measured points above the captured sizes; 0 where none was measured there."""
+def host_spread(table: StepTable, calibration: Sequence[CheckedStep] = ()) -> float:
+    """Return how much steps vary where kernels are launched one by one, as a share of their time.
+
+    Args:
+        table: its points above the captured sizes tell, (p90 - p10) / step time, the median over them ...
+        calibration: ... unless the same lease recorded other such steps: p90 - p10 of their measured / predicted.
+    Returns:
+        0 where nothing was measured above the captured sizes.
+    """
+    ratios = [step.measured_s / step.predicted_s for step in calibration if step.launch == "eager"]
+    if ratios:
+        return float(np.quantile(ratios, 0.9) - np.quantile(ratios, 0.1))
     cost = ProfileStepCost(Surfaces.of(table), async_scheduling=True)
     largest = table.captured_sizes[-1] if table.captured_sizes else 0
     spreads = [
@@ -221,7 +245,7 @@ def _classifier(table: StepTable, async_scheduling: bool) -> Callable[[Sample], 
 
 
 def _header(table: StepTable, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a recording's first line, after checking that it is of the table's engine and was kept out of its fit."""
+    """Return a recording's first line, after checking that it is of the table's engine."""
     name, source = os.fspath(path), Path(path)
     if not source.exists():
         raise ProfileError(f"no recording '{name}'")
@@ -230,12 +254,8 @@ def _header(table: StepTable, path: str | os.PathLike[str]) -> dict[str, Any]:
             f"'{name}' is no recording (the samples a table is fitted to cannot check it); recordings are the "
             f"continuous-batching runs that 'simmoe profile measure' writes"
         )
-    content = source.read_bytes()
-    if hashlib.sha256(content).hexdigest() in table.provenance.get("fit", {}).get("recordings_sha256", ()):
-        raise ProfileError(f"'{name}' took part in the fit of '{table.name}'; check it on another recording")
-    header: dict[str, Any] = json.loads(
-        (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).split(b"\n")[0]
-    )
+    with gzip.open(source, "rt") if source.suffix == ".gz" else source.open() as file:
+        header: dict[str, Any] = json.loads(file.readline())
     for run in table.provenance.get("runs", []):
         for field in ("model", "card", "captured_sizes"):
             if field in header and header[field] != run[field]:

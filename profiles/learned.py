@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from simmoe.errors import DataError, ProfileError
+from simmoe.errors import ProfileError
+from simmoe.profiles.binding import measured_model
 from simmoe.profiles.cards import CARDS, Card
-from simmoe.profiles.models import ModelShape, model_shape, published_models, read_model, split_config
+from simmoe.profiles.models import ModelShape
 from simmoe.profiles.roofline import Efficiencies, GridPoints, learn
 from simmoe.profiles.step_work import BF16
 from simmoe.profiles.table import PATHS, HostShare, StepTable
@@ -66,7 +67,7 @@ def measured_models(tables: Iterable[StepTable]) -> list[MeasuredModel]:
         if table.status != "measured" or not table.captured_sizes or not runs or runs[0]["num_cards"] != 1:
             continue
         card = next((card for card in CARDS.values() if card.driver_name == runs[0]["card"]), None)
-        named = _named(runs[0])
+        named = measured_model(runs[0])
         if card is not None and named is not None:
             found.append(MeasuredModel(table, *named, card))
     return found
@@ -109,23 +110,6 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
 def kv_bytes(shape: ModelShape) -> int:
     """Return the bytes of KV a token takes over all layers."""
     return BF16 * shape.kv_elements * shape.num_layers
-
-
-def _named(run: dict[str, Any]) -> tuple[str, ModelShape] | None:
-    """Return the published model a run measured, and the shape that ran; None where neither can be told.
-
-    Headers written before configurations were kept whole name a shipped model and its split.
-    """
-    published, _, splits = str(run["model"]).partition(" split by ")
-    try:
-        return published, model_shape(run["model_config"])
-    except DataError:
-        pass
-    for name in published_models():
-        model = read_model(name)
-        if model.published_as == published:
-            return published, model_shape(split_config(model.config, int(splits or 1)))
-    return None
 
 
 def _points(one: MeasuredModel, decode: bool, budgets: set[int] | None) -> GridPoints:

@@ -89,21 +89,6 @@ def device_s(
     return _seconds(model, card, efficiencies, step_work(model, num_tokens, k, decode=decode))
 
 
-def least_s(
-    model: ModelShape, flop_s: float, byte_s: float, num_tokens: npt.ArrayLike, k: npt.ArrayLike, *, decode: bool
-) -> FloatArray:
-    """Return the binding roofline of steps, attention to KV left out: all arithmetic, or all weights, at full rate.
-
-    Token-expert pairs are not padded, and nothing but weights is moved: no step can be shorter.
-    """
-    work = step_work(model, num_tokens, k, decode=decode)
-    pairs = np.multiply(num_tokens, k, dtype=np.float64)
-    flop = work.dense_flop + work.head_flop + 2 * pairs * model.expert_weights * model.num_moe_layers
-    moved = work.dense_bytes + work.head_bytes + work.expert_bytes
-    bound: FloatArray = np.maximum(flop / flop_s, moved / byte_s)
-    return bound
-
-
 def learn(grids: Sequence[GridPoints]) -> Efficiencies:
     """Return the efficiencies that explain measured grids best, each grid counting the same; the defaults of none."""
     if not grids:

@@ -14,7 +14,6 @@ from simmoe.profiles.check import (
     DECODE_ONLY,
     WITH_PROMPTS,
     CheckedStep,
-    Errors,
     Limits,
     Verdict,
     checked_steps,
@@ -78,8 +77,8 @@ def check(
     if not paths:
         raise UsageError(f"no recording ships with '{loaded.name}'; name a recording of its engine")
     limits = Limits(bias / 100, median / 100, p95 / 100)
-    steps = checked_steps(loaded.table, paths)
-    spread = host_spread(loaded.table)
+    steps, calibration = checked_steps(loaded.table, paths)
+    spread = host_spread(loaded.table, calibration)
     found = verdicts(steps, limits, spread)
 
     console = Console(highlight=False)
@@ -87,6 +86,8 @@ def check(
     console.print(_verdict_table(found))
     if any(verdict.launch == "eager" for verdict in found):
         console.print(f"above the captured sizes the same step varied by {spread:.1%}: the limit there, where larger")
+    if calibration:
+        console.print(f"{len(calibration):,} further steps, recorded to calibrate the host in the fit, are left out")
     console.print(_part_table(steps))
     if plot is not None:
         _draw(plot, steps, limits, loaded.label)
@@ -100,44 +101,48 @@ def check(
 
 
 def _verdict_table(found: Sequence[Verdict]) -> Table:
-    table = _table("steps", "launched", "predicted / measured - 1", ("limits",))
+    table = _table("predicted / measured - 1 (limit)", ("steps", "launched"), ("number", "bias", "median", "p95", ""))
     for verdict in found:
-        limits = f"{verdict.limits.bias:.1%} {verdict.limits.median:.1%} {verdict.limits.p95:.1%}"
+        errors, limits = verdict.errors, verdict.limits
+        values = (
+            f"{error:{sign}.2%} ({limit:.1%})"
+            for error, sign, limit in (
+                (errors.bias, "+", limits.bias), (errors.median, "", limits.median), (errors.p95, "", limits.p95)
+            )
+        )  # fmt: skip
         outcome = "[red]above[/red]" if verdict.above else "within"
-        table.add_row(verdict.steps, verdict.launch, *_cells(verdict.errors), f"{outcome} {limits}")
+        table.add_row(verdict.steps, verdict.launch, f"{errors.number:,}", *values, outcome)
     return table
 
 
 def _part_table(steps: Sequence[CheckedStep]) -> Table:
     """Where the error lies: by kind of step, size that ran, and what most of the predicted time is."""
-    sizes = {step.size_class: step.num_tokens for step in steps}
     groups = errors_by(
-        sorted(steps, key=lambda step: (step.steps != WITH_PROMPTS, step.num_tokens, step.part)),
+        sorted(steps, key=lambda step: (step.steps != WITH_PROMPTS, step.size_rank, step.part)),
         lambda step: (step.steps, step.size_class, step.part),
     )
-    table = _table("steps", "tokens", "by size and by what most of the predicted time is", ())
-    table.add_column("mostly")
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0] != WITH_PROMPTS, sizes[item[0][1]]))
-    for (kind, size, part), errors in ordered:
-        table.add_row(kind, size, *_cells(errors), part)
+    table = _table(
+        "by size and by what most of the predicted time is",
+        ("steps", "tokens", "mostly"),
+        ("number", "bias", "median", "p95", "off, s", "of s"),
+    )
+    for (kind, size, part), errors in groups.items():
+        values = (f"{errors.bias:+.1%}", f"{errors.median:.1%}", f"{errors.p95:.1%}")
+        off = f"{errors.predicted_s - errors.measured_s:+.2f}"
+        short = "prompts" if kind == WITH_PROMPTS else "decode"
+        table.add_row(short, size, part, f"{errors.number:,}", *values, off, f"{errors.measured_s:.2f}")
     return table
 
 
-def _table(first: str, second: str, title: str, more: Sequence[str]) -> Table:
-    from rich.box import SIMPLE_HEAD
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
     from rich.table import Table
 
-    table = Table(first, second, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("number", "bias", "median |error|", "p95 |error|", "predicted s", "measured s"):
-        table.add_column(name, justify="right")
-    for name in more:
+    table = Table(title=f"\n{title}", title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in left:
         table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")
     return table
-
-
-def _cells(errors: Errors) -> list[str]:
-    seconds = [f"{errors.predicted_s:.2f}", f"{errors.measured_s:.2f}"]
-    return [f"{errors.number:,}", f"{errors.bias:+.2%}", f"{errors.median:.2%}", f"{errors.p95:.2%}", *seconds]
 
 
 def _draw(out: Path, steps: Sequence[CheckedStep], limits: Limits, label: str) -> None:

@@ -1,0 +1,83 @@
+"""The binding roofline of a table's steps: what its card cannot go below, and so how much of the card a step uses."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from simmoe.errors import DataError
+from simmoe.profiles.cards import CARDS
+from simmoe.profiles.models import ModelShape, model_shape, published_models, read_model, split_config
+from simmoe.profiles.shape import StepShape
+from simmoe.profiles.step_work import BF16, step_work
+from simmoe.profiles.table import StepTable
+
+
+class Roofline(NamedTuple):
+    """A model and the peak rates of the card, or cards, it runs on."""
+
+    model: ModelShape
+    flop_s: float
+    byte_s: float
+    source: str
+    """Where the rates are from."""
+    k_granularity: int = 1
+    """Units of a step's k one of the model's experts is worth."""
+
+    def work(self, shape: StepShape) -> tuple[float, float]:
+        """Return the operations and the bytes a step cannot do without.
+
+        Token-expert pairs are not padded, experts are read once where routing is balanced, and nothing but weights and
+        KV moves.
+        """
+        k = shape.k_exec / self.k_granularity
+        done = step_work(self.model, shape.num_tokens, k, decode=not shape.num_prefill_tokens)
+        pairs = shape.num_tokens * k * self.model.num_moe_layers
+        flop = float(done.dense_flop + done.head_flop) + 2 * pairs * self.model.expert_weights
+        flop += shape.prefill_kv_pairs * self.model.pair_flops * self.model.num_layers
+        moved = float(done.dense_bytes + done.head_bytes + done.expert_bytes)
+        moved += BF16 * shape.decode_kv_tokens * self.model.kv_elements * self.model.num_layers
+        return flop, moved
+
+    def bound_s(self, shape: StepShape) -> float:
+        """Return the least seconds of a step: all its arithmetic or all its bytes at the full rate."""
+        flop, moved = self.work(shape)
+        return max(flop / self.flop_s, moved / self.byte_s)
+
+
+def roofline_of(table: StepTable, ceilings: tuple[float, float] | None = None) -> Roofline | None:
+    """Return the roofline of a table's model and card; None where the table does not say which.
+
+    Args:
+        table: its provenance names model and card.
+        ceilings: (FLOP/s, byte/s) measured on that card, to be taken instead of its datasheet's.
+    """
+    estimate, runs = table.provenance.get("estimate"), table.provenance.get("runs", [])
+    if estimate is not None:
+        card = CARDS[estimate["card"]["name"]]
+        model, num_cards = model_shape(estimate["model_config"]), 1
+    else:
+        named = measured_model(runs[0]) if runs else None
+        known = [card for card in CARDS.values() if runs and card.driver_name == runs[0]["card"]]
+        if named is None or not known:
+            return None
+        (_, model), card, num_cards = named, known[0], runs[0]["num_cards"]
+    flop_s, byte_s = ceilings or (card.bf16_flop_s, card.memory_byte_s)
+    source = "measured ceilings" if ceilings else "datasheet rates"
+    return Roofline(model, num_cards * flop_s, num_cards * byte_s, source, table.k_granularity)
+
+
+def measured_model(run: dict[str, Any]) -> tuple[str, ModelShape] | None:
+    """Return the published model a run measured, and the shape that ran; None where neither can be told.
+
+    Headers written before configurations were kept whole name a shipped model and its split.
+    """
+    published, _, splits = str(run["model"]).partition(" split by ")
+    try:
+        return published, model_shape(run["model_config"])
+    except DataError:
+        pass
+    for name in published_models():
+        model = read_model(name)
+        if model.published_as == published:
+            return published, model_shape(split_config(model.config, int(splits or 1)))
+    return None
