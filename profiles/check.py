@@ -29,7 +29,8 @@ from simmoe.profiles.table import StepTable
 #: Upper ends of the size classes errors are shown by, in tokens that run.
 SIZE_CLASSES = (64, 512, 2048, 8192)
 
-WITH_PROMPTS, DECODE_ONLY = "with prompt tokens", "decode only"
+#: Steps with prompt tokens, and steps without.
+WITH_PROMPTS, DECODE_ONLY = "prompts", "decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class CheckedStep(NamedTuple):
     num_tokens: int
     k: int
     part: str
-    """What most of the predicted time is: 'host', 'tokens and experts' or 'attention and KV'."""
+    """What most of the predicted time is: 'host'; 'grid', what tokens and experts cost; or 'attention'."""
     predicted_s: float
     measured_s: float
 
@@ -228,7 +229,7 @@ def _classifier(table: StepTable, async_scheduling: bool) -> Callable[[Sample], 
     def checked(sample: Sample) -> CheckedStep:
         shape = sample.shape
         predicted_s, device_s = predictor.step_s(shape), predictor.device_s(shape)
-        part = "attention and KV" if 2 * grids.device_s(shape) < device_s else "tokens and experts"
+        part = "attention" if 2 * grids.device_s(shape) < device_s else "grid"
         if (predicted_s > device_s) if async_scheduling else (predicted_s > 2 * device_s):
             part = "host"
         return CheckedStep(

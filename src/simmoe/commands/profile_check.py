@@ -94,24 +94,27 @@ def check(
         click.echo(f"wrote {plot}", err=True)
     absent = [kind for kind in (WITH_PROMPTS, DECODE_ONLY) if all(step.steps != kind for step in steps)]
     for kind in absent:
-        click.echo(f"note: no step {kind} was recorded; those are not checked", err=True)
+        click.echo(
+            f"note: no {'decode-only step' if kind == DECODE_ONLY else 'step with prompts'} was recorded: not checked",
+            err=True,
+        )
     failed = [f"{v.steps}, {v.launch}: {', '.join(v.above)}" for v in found if v.above]
     if failed:
         raise LimitError(f"'{loaded.name}' is further off than allowed: {'; '.join(failed)}")
 
 
 def _verdict_table(found: Sequence[Verdict]) -> Table:
-    table = _table("predicted / measured - 1 (limit)", ("steps", "launched"), ("number", "bias", "median", "p95", ""))
+    right = ("number", "bias", "limit", "median", "limit", "p95", "limit", "")
+    table = _table(
+        "predicted / measured - 1 of steps with prompts and of decode-only steps", ("steps", "launched"), right
+    )
     for verdict in found:
         errors, limits = verdict.errors, verdict.limits
-        values = (
-            f"{error:{sign}.2%} ({limit:.1%})"
-            for error, sign, limit in (
-                (errors.bias, "+", limits.bias), (errors.median, "", limits.median), (errors.p95, "", limits.p95)
-            )
-        )  # fmt: skip
+        bias = (f"{errors.bias:+.2%}", f"{limits.bias:.1%}")
+        median = (f"{errors.median:.2%}", f"{limits.median:.1%}")
+        p95 = (f"{errors.p95:.2%}", f"{limits.p95:.1%}")
         outcome = "[red]above[/red]" if verdict.above else "within"
-        table.add_row(verdict.steps, verdict.launch, f"{errors.number:,}", *values, outcome)
+        table.add_row(verdict.steps, verdict.launch, f"{errors.number:,}", *bias, *median, *p95, outcome)
     return table
 
 
@@ -122,15 +125,14 @@ def _part_table(steps: Sequence[CheckedStep]) -> Table:
         lambda step: (step.steps, step.size_class, step.part),
     )
     table = _table(
-        "by size and by what most of the predicted time is",
+        "by size and by what most of the predicted time is (grid: tokens and experts)",
         ("steps", "tokens", "mostly"),
-        ("number", "bias", "median", "p95", "off, s", "of s"),
+        ("number", "bias", "median", "p95", "off by", "of"),
     )
     for (kind, size, part), errors in groups.items():
         values = (f"{errors.bias:+.1%}", f"{errors.median:.1%}", f"{errors.p95:.1%}")
-        off = f"{errors.predicted_s - errors.measured_s:+.2f}"
-        short = "prompts" if kind == WITH_PROMPTS else "decode"
-        table.add_row(short, size, part, f"{errors.number:,}", *values, off, f"{errors.measured_s:.2f}")
+        off = f"{errors.predicted_s - errors.measured_s:+.2f} s"
+        table.add_row(kind, size, part, f"{errors.number:,}", *values, off, f"{errors.measured_s:.2f} s")
     return table
 
 
