@@ -62,8 +62,8 @@ def show(name: str | None, sync: bool) -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Picture to write (.png, .svg or .pdf).")
 @click.option("--sync", is_flag=True, help="Synchronous scheduling: the host's time adds to the device's.")
 def plot(name: str | None, out: Path, sync: bool) -> None:
-    """Plot T against n and decode steps against batch, by k, of profile NAME (or a table's path)."""
-    from simmoe.commands.profile_view import plot_profile
+    """Plot T against n and decode steps against batch, by k, and the share of the card's roofline they reach."""
+    from simmoe.commands.profile_plot import plot_profile
     from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 
     plot_profile(load_profile(name or DEFAULT_PROFILE), out, async_scheduling=not sync)

@@ -1,13 +1,19 @@
-"""Pictures of profiles: one look, and the kinds of files they are written as."""
+"""Pictures of profiles: T(n, k), the share of the card it uses, and how pictures are written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simmoe.commands.profile_view import CONTEXT_TOKENS, decode_shape
 from simmoe.errors import OutputError, UsageError
+from simmoe.profiles.binding import roofline_of
+from simmoe.profiles.catalog import Profile
+from simmoe.profiles.shape import StepShape
+from simmoe.profiles.step_cost import PROMPT_TOKENS, prompt_shape
+from simmoe.profiles.table import GridTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +58,49 @@ def drawn(out: Path, size_inches: tuple[float, float]) -> Iterator[Figure]:
             figure.savefig(out, dpi=150, format=kind, metadata=undated[kind])
         except OSError as error:
             raise OutputError(f"cannot write the picture to '{out}': {error.strerror or error}") from None
+
+
+def plot_profile(profile: Profile, out: Path, *, async_scheduling: bool) -> None:
+    """Draw T against n and decode steps against batch, a line a k; below, the share of the binding roofline they reach.
+
+    The lower row is left out where the table does not say which model and card it is of.
+
+    Raises:
+        UsageError: the file's name asks for another format than PICTURES.
+        OutputError: the picture cannot be written.
+    """
+    table, cost = profile.table, profile.cost(async_scheduling)
+    roofline = roofline_of(table)
+    columns: list[tuple[GridTable, Callable[[int, int], StepShape], str, str]] = [
+        (table.prefill, prompt_shape, "prompt tokens n", f"prefill, prompts of {PROMPT_TOKENS:,} tokens"),
+        (table.decode, decode_shape, "sequences", f"decode, {CONTEXT_TOKENS:,} KV tokens a sequence"),
+    ]
+    rows = 1 if roofline is None else 2
+    with drawn(out, (11, 0.6 + 4.1 * rows)) as figure:
+        all_axes = figure.subplots(rows, 2, squeeze=False)
+        for column, (grid, shape, size_name, title) in enumerate(columns):
+            steps = [[(shape(n, k), cost.step_s(shape(n, k))) for n in grid.sizes] for k in grid.ks]
+            times = all_axes[0, column]
+            _lines(times, grid, [[1e3 * seconds for _, seconds in row] for row in steps], bool(table.captured_sizes))
+            log_axis(times, "y")
+            times.set(xlabel=size_name, ylabel="step, ms", title=title)
+            if roofline is not None:
+                shares = [[100 * roofline.bound_s(step) / seconds for step, seconds in row] for row in steps]
+                _lines(all_axes[1, column], grid, shares, staircase=False)
+                all_axes[1, column].set_ylim(0, max(100.0, 1.05 * max(map(max, shares))))
+                all_axes[1, column].set(xlabel=size_name, ylabel=f"% of the binding roofline\n({roofline.source})")
+        all_axes[0, 1].legend(title="k", fontsize="small")
+        scheduling = "asynchronous" if async_scheduling else "synchronous"
+        figure.suptitle(f"{profile.label}; {scheduling} scheduling\n{table.summary}", fontsize="medium")
+
+
+def _lines(axes: Axes, grid: GridTable, values: list[list[float]], staircase: bool) -> None:
+    """Draw one line a k; graphs run padded, so between captured sizes a step costs what the next one does."""
+    for index, (k, line) in enumerate(zip(grid.ks, values, strict=True)):
+        style = "steps-pre" if staircase else "default"
+        axes.plot(grid.sizes, line, marker=".", drawstyle=style, color=shade(index, len(grid.ks)), label=str(k))
+    log_axis(axes, "x", base=2)
+    axes.grid(alpha=0.3)
 
 
 def log_axis(axes: Axes, which: str, base: int = 10) -> None:

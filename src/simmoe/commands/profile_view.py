@@ -1,29 +1,19 @@
-"""How a profile looks: its provenance and times as terminal tables, and as a picture."""
+"""How a profile looks: its provenance and times as terminal tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from simmoe.errors import OutputError, UsageError
 from simmoe.profiles.catalog import Profile
 from simmoe.profiles.shape import StepShape
-from simmoe.profiles.step_cost import PROMPT_TOKENS
-from simmoe.profiles.table import GridTable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 #: KV tokens a sequence the decode times are shown at.
 CONTEXT_TOKENS = 1024
-
-#: What a picture's name may end in.
-PICTURES = (".png", ".svg", ".pdf")
 
 _RUN_FACTS = ("model", "weights", "dtype", "card", "driver", "clocks", "versions", "kernels", "graphs", "k_check")
 
@@ -85,7 +75,7 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
         f"{profile.label}: decode at {CONTEXT_TOKENS:,} KV tokens a sequence, ms a step ({scheduling} scheduling)",
         "seqs",
         table.decode.ks,
-        {size: [cost.step_s(_decode_shape(size, k)) for k in table.decode.ks] for size in table.decode.sizes},
+        {size: [cost.step_s(decode_shape(size, k)) for k in table.decode.ks] for size in table.decode.sizes},
     )
     terms = Table(
         "term", "value", title=f"{profile.label}: terms beside the grids", title_justify="left", box=SIMPLE_HEAD
@@ -118,60 +108,8 @@ def residual_table(residuals: Sequence[Mapping[str, Any]]) -> Table:
     return rows
 
 
-def plot_profile(profile: Profile, out: Path, *, async_scheduling: bool) -> None:
-    """Draw T against n, and decode steps against batch, a line a k.
-
-    Raises:
-        UsageError: the file's name asks for another format than PICTURES.
-        OutputError: the picture cannot be written.
-    """
-    if out.suffix.lower() not in PICTURES:
-        raise UsageError(f"'{out}' names no picture; end it in one of {', '.join(PICTURES)}")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    table, cost = profile.table, profile.cost(async_scheduling)
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    # Graphs run padded, so between captured sizes a step costs what the next one does.
-    staircase = bool(table.captured_sizes)
-    _lines(left, table.prefill, cost.prefill_s, staircase=staircase)
-    left.set(xlabel="prompt tokens n", title=f"prefill, prompts of {PROMPT_TOKENS:,} tokens")
-    _lines(right, table.decode, lambda size, k: cost.step_s(_decode_shape(size, k)), staircase=staircase)
-    right.set(xlabel="sequences", title=f"decode, {CONTEXT_TOKENS:,} KV tokens a sequence")
-    right.legend(title="k", fontsize="small")
-    scheduling = "asynchronous" if async_scheduling else "synchronous"
-    figure.suptitle(f"{profile.label}: {table.summary}; {scheduling} scheduling", fontsize="medium")
-    try:
-        figure.savefig(out, dpi=150)
-    except (OSError, ValueError) as error:
-        raise OutputError(f"cannot write the picture to '{out}': {error}") from None
-
-
-def _lines(axes: Axes, grid: GridTable, seconds: Callable[[int, int], float], *, staircase: bool) -> None:
-    from matplotlib import colormaps
-
-    shades = colormaps["viridis"]
-    for index, k in enumerate(grid.ks):
-        axes.plot(
-            grid.sizes,
-            [seconds(size, k) * 1e3 for size in grid.sizes],
-            marker=".",
-            drawstyle="steps-pre" if staircase else "default",
-            color=shades(0.92 * index / max(1, len(grid.ks) - 1)),
-            label=str(k),
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_ylabel("step, ms")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
-    axes.grid(alpha=0.3, which="both")
-
-
-def _decode_shape(num_seqs: int, k: int) -> StepShape:
+def decode_shape(num_seqs: int, k: int) -> StepShape:
+    """Return the decode-only step times are shown at."""
     return StepShape(num_decode_seqs=num_seqs, decode_kv_tokens=num_seqs * CONTEXT_TOKENS, k_exec=k)
 
 
