@@ -37,9 +37,15 @@ class Difference(NamedTuple):
         return (self.first - self.second) / self.second if self.second else float("nan")
 
 
+def ttft_refusal(record: RunRecord) -> str:
+    """Return why a record's TTFT is not to be reported, empty if it is: a live run's requests were sent too late."""
+    lag = record.manifest.get("send_lag") or {}
+    return "" if lag.get("ttft_reported", True) else str(lag.get("refusal") or "its requests were sent too late")
+
+
 def differences(first: RunRecord, second: RunRecord) -> list[Difference]:
-    """Return every compared statistic, over each record's finished requests."""
-    ours, theirs = request_latencies(first.requests), request_latencies(second.requests)
+    """Return every compared statistic, over each record's finished requests; NaN for a TTFT not to be reported."""
+    ours, theirs = compared_latencies(first), compared_latencies(second)
     rows = []
     for metric in COMPARED:
         pairs = zip(STATISTICS, _statistics(ours[metric]), _statistics(theirs[metric]), strict=True)
@@ -50,6 +56,14 @@ def differences(first: RunRecord, second: RunRecord) -> list[Difference]:
 
 
 THROUGHPUTS = ("request_throughput", "output_throughput")
+
+
+def compared_latencies(record: RunRecord) -> dict[str, FloatColumn]:
+    """Return each request's latencies, [num_requests] seconds; NaN for a TTFT not to be reported."""
+    latencies = request_latencies(record.requests)
+    if ttft_refusal(record):
+        latencies["ttft"] = np.full_like(latencies["ttft"], np.nan)
+    return latencies
 
 
 def _statistics(values: FloatColumn) -> list[float]:

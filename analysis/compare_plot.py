@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simmoe.analysis.compare import compared_latencies, ttft_refusal
 from simmoe.analysis.compare_causes import CAUSES, Causes
-from simmoe.analysis.metrics import FloatColumn, request_latencies
+from simmoe.analysis.metrics import FloatColumn
 from simmoe.analysis.picture import picture
 from simmoe.records import Columns, RunRecord
 
@@ -45,14 +46,23 @@ def plot_comparison(
 
 def _draw(figure: Figure, records: tuple[RunRecord, RunRecord], names: tuple[str, str], causes: Causes) -> None:
     axes = figure.subplots(2, 4)
-    latencies = [request_latencies(record.requests) for record in records]
+    latencies = [compared_latencies(record) for record in records]
     for ax, metric, title in zip(axes[0], ("ttft", "tpot", "e2e"), ("TTFT", "TPOT", "End to end"), strict=False):
         _draw_distributions(ax, [values[metric] for values in latencies], title)
     _draw_over_load(axes[0, 3], records, [values["ttft"] for values in latencies])
     _draw_steps(axes[1, 0], records, "k_exec", "Executed budget k", "experts a token, mean over tokens")
     _draw_queue(axes[1, 1], records)
     _draw_steps(axes[1, 2], records, "duration_s", "Time of a step", "ms, mean over steps", scale=1e3)
-    _draw_causes(axes[1, 3], causes)
+    refused = [bool(ttft_refusal(record)) for record in records]
+    for row, (is_refused, (colour, _)) in enumerate(zip(refused, _STYLES, strict=True)):
+        if is_refused:
+            for ax in (axes[0, 0], axes[0, 3]):
+                at = (0.97, 0.05 + 0.08 * row)
+                ax.annotate("not reported: sent too late", at, xycoords="axes fraction", ha="right", color=colour)
+    if any(refused):
+        _draw_causes(axes[1, 3], causes.e2e_s, "Mean end to end")
+    else:
+        _draw_causes(axes[1, 3], causes.ttft_s, "Mean TTFT")
     handles = [axes[0, 0].plot([], [], color=colour, linestyle=dash)[0] for colour, dash in _STYLES]
     figure.legend(handles, names, loc="outside upper left", ncols=2, fontsize=10.5)
 
@@ -139,8 +149,8 @@ def _draw_queue(ax: Axes, records: tuple[RunRecord, RunRecord]) -> None:
     ax.set_ylim(bottom=0)
 
 
-def _draw_causes(ax: Axes, causes: Causes) -> None:
-    values = [causes.ttft_s[cause] * 1e3 for cause in CAUSES]
+def _draw_causes(ax: Axes, parts_s: dict[str, float], title: str) -> None:
+    values = [parts_s[cause] * 1e3 for cause in CAUSES]
     ax.bar(CAUSES, values, color="#666666", width=0.6)
     for position, value in enumerate(values):
         text, above = (f"{value:+.2f}", value > 0) if abs(value) >= 0.005 else ("0", True)
@@ -150,5 +160,5 @@ def _draw_causes(ax: Axes, causes: Causes) -> None:
         )
     ax.axhline(0, color="#333333", linewidth=0.8)
     ax.margins(y=0.18)
-    ax.set_title(f"Mean TTFT: {sum(values):+.2f} ms, by cause")
+    ax.set_title(f"{title}: {sum(values):+.2f} ms, by cause")
     ax.set_ylabel("ms, second less first")

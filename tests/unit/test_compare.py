@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from simmoe.analysis.compare_causes import CAUSES, StepRatios, direct_causes, st
 from simmoe.cli import run as cli
 from simmoe.commands.counterfactual import find_causes
 from simmoe.errors import RecordError
+from simmoe.live.driving.lag import judge_lag
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import load_profile
 from simmoe.profiles.shape import DecodeLine, StepShape
@@ -179,6 +181,28 @@ def test_the_command(tmp_path: Path, base: RunRecord, capsys: pytest.CaptureFixt
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert set(content["causes"]["ttft_s"]) == set(CAUSES)
     assert content["num_paired"] == len(base.requests["status"])
+    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_ttft_spoilt_by_late_sending_is_not_told(
+    tmp_path: Path, base: RunRecord, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rest is: a refused TTFT shows neither as a number, nor as an error, nor as a cause, nor in the picture."""
+    lag = judge_lag(np.array([0.1]), np.array([0.2])).as_dict()
+    write_record(tmp_path / "sim", base)
+    late = record(workload(), factor=1.1)
+    write_record(tmp_path / "live", RunRecord(late.requests, {**late.manifest, "send_lag": lag}, late.steps))
+    assert cli(["compare", str(tmp_path / "sim"), str(tmp_path / "live"), "--out", str(tmp_path / "out")]) == 8
+    told = capsys.readouterr()
+    assert re.search(r"TTFT of '.*live' is not compared: the mean send lag, 100.000 ms, is above 2%", told.err)
+    assert "mean TTFT" not in told.out and "magnified" not in told.out
+    ours, theirs, error = (line.split() for line in told.out.partition("TTFT")[2].splitlines()[:3])
+    assert "-" not in ours and theirs[1:] == error[1:] == ["-"] * len(STATISTICS)
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert content["ttft_refused"] == ["", lag["refusal"]] and content["causes"]["ttft_s"] is None
+    for row in content["differences"]:
+        assert (row["second"] is None) == (row["metric"] == "ttft"), row
+    assert set(content["causes"]["e2e_s"]) == set(CAUSES)
     assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from simmoe.cli import run as cli
+from simmoe.errors import LiveError
+from simmoe.live.driving.lag import judge_lag
 from simmoe.records import RunRecord, read_record, write_record
 
 
@@ -51,3 +54,30 @@ def test_a_profile_of_another_k_max_is_refused(live: Path, tmp_path: Path, capsy
     write_record(live, record)
     assert cli(["validate", "--live", str(live), "--out", str(tmp_path / "out")]) == 2
     assert "has k_max 32; the live engines have 8" in capsys.readouterr().err
+
+
+def test_a_live_run_that_sent_too_late_is_compared_in_all_but_ttft(
+    live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = read_record(live)
+    lag = judge_lag(np.array([0.1]), np.array([0.2])).as_dict()
+    late = RunRecord(record.requests, {**record.manifest, "send_lag": lag}, record.steps)
+
+    def drive(out: str, **options: object) -> None:
+        write_record(out, late)
+        raise LiveError("TTFT is not reported")
+
+    monkeypatch.setattr("simmoe.commands.validate.live_run", drive)
+    assert cli(["validate", "--model", "any", "--out", str(tmp_path / "out")]) == 8
+    assert "is not compared: the mean send lag" in capsys.readouterr().err
+    content = json.loads((tmp_path / "out" / "compare" / "compare.json").read_text())
+    assert {row["metric"] for row in content["differences"] if row["second"] is None} == {"ttft"}
+
+
+def test_a_live_run_that_leaves_no_record_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drive(**options: object) -> None:
+        raise LiveError("no engine starts")
+
+    monkeypatch.setattr("simmoe.commands.validate.live_run", drive)
+    assert cli(["validate", "--model", "any", "--out", str(tmp_path / "out")]) == 8
+    assert not (tmp_path / "out" / "sim").exists()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from simmoe.analysis.compare import COMPARED, STATISTICS, THROUGHPUTS, Difference, Pairing, differences
+from simmoe.analysis.compare import COMPARED, STATISTICS, THROUGHPUTS, Difference, Pairing, differences, ttft_refusal
 from simmoe.analysis.compare_causes import CAUSES, Causes, StepRatios, direct_causes
 from simmoe.commands.counterfactual import find_causes
 from simmoe.commands.out_folder import refuse_empty
-from simmoe.errors import OutputError, RecordError
+from simmoe.errors import LiveError, OutputError, RecordError
 from simmoe.records import RunRecord, read_record
 
 _SHOWN = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
@@ -34,6 +34,8 @@ def compare(first: str, second: str, out: str | None) -> None:
     SIM and LIVE are folders that 'simmoe run' or 'simmoe live run' wrote; any two records of the same requests will do.
     Errors are SIM's, relative to LIVE. Where SIM is simulated and both keep their steps, it is run again with LIVE's
     arrivals, its dispatch times and its step times in turn, which shows what each contributes.
+
+    A live run whose requests were sent too late has no TTFT to compare: all else is shown, and the exit code is 8.
     """
     records = read_record(first), read_record(second)
     pairing = Pairing.of(*records)
@@ -42,7 +44,8 @@ def compare(first: str, second: str, out: str | None) -> None:
     direct = direct_causes(*records, pairing)
     click.echo(_table(rows, (first, second)))
     click.echo("")
-    click.echo(_explain(causes, direct, ratios))
+    refusals = [ttft_refusal(record) for record in records]
+    click.echo(_explain(causes, direct, ratios, is_ttft_known=not any(refusals)))
     if pairing.num_other:
         click.echo(f"note: {pairing.num_other} requests are left out of the causes: not finished in both", err=True)
     if why_direct:
@@ -50,6 +53,9 @@ def compare(first: str, second: str, out: str | None) -> None:
     if out:
         _write(Path(out), records, (first, second), rows, causes, pairing)
         click.echo(f"comparison: {out}", err=True)
+    for name, refusal in zip((first, second), refusals, strict=True):
+        if refusal:
+            raise LiveError(f"TTFT of '{name}' is not compared: {refusal}; record a run that sends in time")
 
 
 def _causes(first: RunRecord, second: RunRecord, pairing: Pairing) -> tuple[Causes, StepRatios | None, str]:
@@ -80,17 +86,19 @@ def _table(rows: list[Difference], names: tuple[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _explain(causes: Causes, direct: Causes, ratios: StepRatios | None) -> str:
+def _explain(causes: Causes, direct: Causes, ratios: StepRatios | None, *, is_ttft_known: bool) -> str:
     how = "by running the first again" if causes.counterfactual else "by the requests' own intervals"
     lines = [f"{'second less first':<20}" + "".join(f"{cause:>11}" for cause in CAUSES) + f"{'sum':>11}  ({how})"]
-    for name, parts in (("mean TTFT, ms", causes.ttft_s), ("mean e2e, ms", causes.e2e_s)):
+    explained = [("mean TTFT, ms", causes.ttft_s)] if is_ttft_known else []
+    for name, parts in (*explained, ("mean e2e, ms", causes.e2e_s)):
         values = [1e3 * parts[cause] for cause in CAUSES]
         lines.append(f"{name:<20}" + "".join(f"{_signed(value):>11}" for value in (*values, sum(values))))
     if ratios is not None:
         share = _percent(ratios.compared_share).lstrip("+")
         lines.append(f"{'step time':<20}{ratios.overall:>11.4f} of the first's for like steps; {share} of it compared")
     own_s, total_s = direct.ttft_s["step time"], causes.ttft_s["step time"]
-    if causes.counterfactual and total_s == max(causes.ttft_s.values(), key=abs) and own_s * total_s > 0:
+    is_largest = total_s == max(causes.ttft_s.values(), key=abs)
+    if is_ttft_known and causes.counterfactual and is_largest and own_s * total_s > 0:
         own = _signed(1e3 * own_s)
         lines.append(f"{'magnified':<20}{total_s / own_s:>11.1f} times by the queue: requests' own steps give {own} ms")
     return "\n".join(lines)
@@ -106,16 +114,22 @@ def _write(
 ) -> None:
     from simmoe.analysis.compare_plot import plot_comparison
 
+    refused = [ttft_refusal(record) for record in records]
     content = {
         "first": names[0],
         "second": names[1],
         "num_paired": len(pairing.first),
         "num_other": pairing.num_other,
+        "ttft_refused": refused,
         "differences": [
             {name: None if value != value else value for name, value in {**row._asdict(), "error": row.error}.items()}
             for row in rows
         ],
-        "causes": {"counterfactual": causes.counterfactual, "ttft_s": causes.ttft_s, "e2e_s": causes.e2e_s},
+        "causes": {
+            "counterfactual": causes.counterfactual,
+            "ttft_s": None if any(refused) else causes.ttft_s,
+            "e2e_s": causes.e2e_s,
+        },
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
