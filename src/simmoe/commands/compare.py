@@ -42,7 +42,8 @@ def compare(first: str, second: str, out: str | None) -> None:
     rows = differences(*records)
     causes, ratios, why_direct = _causes(*records, pairing)
     direct = direct_causes(*records, pairing)
-    click.echo(_table(rows, (first, second)))
+    names = _marked(first, records[0]), _marked(second, records[1])
+    click.echo(_table(rows, names))
     click.echo("")
     refusals = [ttft_refusal(record) for record in records]
     click.echo(_explain(causes, direct, ratios, is_ttft_known=not any(refusals)))
@@ -51,11 +52,18 @@ def compare(first: str, second: str, out: str | None) -> None:
     if why_direct:
         click.echo(f"note: causes by the requests' own intervals alone: {why_direct}", err=True)
     if out:
-        _write(Path(out), records, (first, second), rows, causes, pairing)
+        _write(Path(out), records, names, rows, causes, pairing)
         click.echo(f"comparison: {out}", err=True)
     for name, refusal in zip((first, second), refusals, strict=True):
         if refusal:
             raise LiveError(f"TTFT of '{name}' is not compared: {refusal}; record a run that sends in time")
+
+
+def _marked(name: str, record: RunRecord) -> str:
+    """Return a record's name, marked where its step times were not measured."""
+    profile = record.manifest.get("profile")
+    status = profile.get("status", "measured") if isinstance(profile, dict) else "measured"
+    return name if status == "measured" else f"{name} (profile {profile.get('name')}, {status})"
 
 
 def _causes(first: RunRecord, second: RunRecord, pairing: Pairing) -> tuple[Causes, StepRatios | None, str]:
