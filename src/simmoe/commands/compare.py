@@ -62,8 +62,9 @@ def compare(first: str, second: str, out: str | None) -> None:
 def _marked(name: str, record: RunRecord) -> str:
     """Return a record's name, marked where its step times were not measured."""
     profile = record.manifest.get("profile")
-    status = profile.get("status", "measured") if isinstance(profile, dict) else "measured"
-    return name if status == "measured" else f"{name} (profile {profile.get('name')}, {status})"
+    if not isinstance(profile, dict) or profile.get("status", "measured") == "measured":
+        return name
+    return f"{name} (profile {profile.get('name')}, {profile['status']})"
 
 
 def _causes(first: RunRecord, second: RunRecord, pairing: Pairing) -> tuple[Causes, StepRatios | None, str]:
