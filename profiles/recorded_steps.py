@@ -1,4 +1,4 @@
-"""Steps of a recorded continuous-batching run, as samples that no fit may use.
+"""Steps of a recorded continuous-batching run, as samples; those of its calibration recording alone may be fitted.
 
 A recording is JSON lines: a header that names the columns, then a line a recording's name, request or step, as
 ``simmoe.live.measure`` writes them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from simmoe.profiles.samples import Kind, Mode, Sample
 
 FORMAT = "simmoe-recording"
 VERSION = 1
+
+#: A recording of this name is no held-out one: the fit may learn from it how fast the host is while it serves.
+CALIBRATION = "calibration"
 
 _COLUMNS = (
     "start_s",
@@ -32,10 +35,11 @@ _COLUMNS = (
 
 
 def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[Sample]:
-    """Return the steps that followed another without a pause, with the seconds between their outputs.
+    """Return the steps that followed another without a pause, with the engine's pace: the seconds between their ends.
 
     A step counts when it was scheduled before the output of the one before arrived: the engine was kept busy, its
-    scheduling asynchronous, and nothing but the step itself decided when it ended.
+    scheduling asynchronous, and nothing but the step itself decided when it ended. Ends are taken on the device where
+    the recording has them (``device_end_s``), else when the host saw the output.
 
     Args:
         path: JSON lines, gzipped when the name ends in ``.gz``.
@@ -52,10 +56,10 @@ def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[i
     largest = captured_sizes[-1] if captured_sizes else 0
     samples: list[Sample] = []
     before: dict[str, Any] | None = None
-    for number, step in _steps(text, name):
+    for number, recording, step in _steps(text, name):
         if step is not None and before is not None and step["start_s"] <= before["output_s"]:
             try:
-                samples.append(_sample(step, step["output_s"] - before["output_s"], largest))
+                samples.append(_sample(step, _pace_s(before, step), largest, recording != CALIBRATION))
             except ProfileError as error:
                 raise ProfileError(f"'{name}' line {number}: {error}") from None
         before = step
@@ -72,9 +76,10 @@ def is_recording(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _steps(text: str, name: str) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield each step's line number and columns; None in their place where another recording begins."""
+def _steps(text: str, name: str) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
+    """Yield each step's line number, recording and columns; None in their place where another recording begins."""
     columns: list[str] | None = None
+    recording = ""
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             record = json.loads(line)
@@ -88,14 +93,22 @@ def _steps(text: str, name: str) -> Iterator[tuple[int, dict[str, Any] | None]]:
             if missing:
                 raise ProfileError(f"'{name}' records steps without {', '.join(missing)}")
         elif isinstance(record, dict):
-            yield number, None
+            recording = record.get("recording", "")
+            yield number, recording, None
         elif record[0] == "step":
             if len(record) != len(columns) + 1:
                 raise ProfileError(f"'{name}' line {number} has {len(record) - 1} values for {len(columns)} columns")
-            yield number, dict(zip(columns, record[1:], strict=True))
+            yield number, recording, dict(zip(columns, record[1:], strict=True))
 
 
-def _sample(step: dict[str, Any], seconds: float, largest_captured: int) -> Sample:
+def _pace_s(before: Mapping[str, Any], step: Mapping[str, Any]) -> float:
+    ended_s, end_s = before.get("device_end_s"), step.get("device_end_s")
+    if ended_s is None or end_s is None:
+        ended_s, end_s = before["output_s"], step["output_s"]
+    return float(end_s - ended_s)
+
+
+def _sample(step: dict[str, Any], seconds: float, largest_captured: int, held_out: bool) -> Sample:
     tokens, decodes = step["num_prefill_tokens"], step["num_decode_seqs"]
     kind: Kind = "decode" if not tokens else "mixed" if decodes else "prefill"
     mode: Mode = "graphs" if tokens + decodes <= largest_captured else "eager"
@@ -113,5 +126,5 @@ def _sample(step: dict[str, Any], seconds: float, largest_captured: int) -> Samp
         median_s=seconds,
         p10_s=seconds,
         p90_s=seconds,
-        held_out=True,
+        held_out=held_out,
     )

@@ -18,8 +18,9 @@ import gzip
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, TypeVar, get_args, get_type_hints
@@ -39,6 +40,8 @@ Clock = Literal["device", "step", "host"]
 KINDS: tuple[str, ...] = get_args(Kind)
 MODES: tuple[str, ...] = get_args(Mode)
 CLOCKS: tuple[str, ...] = get_args(Clock)
+STEP_CLOCKS = ("device", "output")
+FRONT_END = ("ingress_s", "egress_s", "start_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,10 @@ class Sample:
     """How the step ran: 'graphs' replayed captured graphs, 'eager' launched kernels one by one, as an engine with
     graphs also does above its largest captured size."""
     clock: Clock
-    """'device': between CUDA events around the forward pass and sampling, on the compute stream, the device kept busy
-    by earlier work; 'step': wall time between the outputs of consecutive steps of this shape, the engine running as
-    its header says; 'host': the engine core's own time a step (schedule, prepare, launch, update), waits on the device
-    left out."""
+    """'step': from the end of the step before to the end of this one, the engine running as its header says, on the
+    clock its header's ``step_clock`` names; 'device': from the device's first work for the step to the end of sampling,
+    on the compute stream; 'host': the engine core's own time a step (schedule, prepare, launch, update), waits on the
+    device left out."""
     repetitions: int
     """Times measured; the percentiles are over these."""
     median_s: float
@@ -163,7 +166,8 @@ class SampleHeader:
     captured_ks: list[int]
     """Budgets graphs were captured at, ascending."""
     graphs: str
-    """How graphs follow k: 'banks' (one bank a k in one engine), 'engine' (an engine a k), 'none' (eager)."""
+    """How graphs follow k: 'banks' (one bank a k in one engine), 'default' (vLLM's own sizes at the largest k alone),
+    'engine' (an engine a k), 'none' (eager)."""
     k_check: str
     """How it was shown that the k named is the k that ran, and what was seen."""
     engine_flags: dict[str, Any]
@@ -176,8 +180,12 @@ class SampleHeader:
     """ISO date."""
     command: str
     """The command that made the file, without machine paths."""
+    step_clock: str = "output"
+    """Where a step ends under the step clock: 'device' when the device has done with it, 'output' when the host saw its
+    tokens, which is late by what the host was busy with."""
     front_end: dict[str, float] = field(default_factory=dict)
-    """ingress_s (arrival to the engine core's queue) and egress_s (end of a step to the client), when measured."""
+    """When measured: ingress_s, arrival to the engine core's queue; egress_s, end of a step (as the step clock has it)
+    to the client; start_s, on an idle engine, from the start of scheduling to the device's first work."""
     notes: list[str] = field(default_factory=list)
     """Anything a reader of the numbers must know."""
 
@@ -191,9 +199,11 @@ class SampleHeader:
             values = getattr(self, name)
             if any(b <= a for a, b in zip([0, *values], values, strict=False)):
                 raise ProfileError(f"header: {name} is {values}; it must ascend from at least 1 without repeats")
-        unknown = set(self.front_end) - {"ingress_s", "egress_s"}
+        if self.step_clock not in STEP_CLOCKS:
+            raise ProfileError(f"header: step_clock is '{self.step_clock}'; it must be one of {', '.join(STEP_CLOCKS)}")
+        unknown = set(self.front_end) - set(FRONT_END)
         if unknown:
-            raise ProfileError(f"header: front_end has {sorted(unknown)}; it may hold ingress_s and egress_s")
+            raise ProfileError(f"header: front_end has {sorted(unknown)}; it may hold {', '.join(FRONT_END)}")
         for name, value in self.front_end.items():
             if not (math.isfinite(value) and value >= 0):
                 raise ProfileError(f"header: front_end.{name} is {value}; it must be finite and at least 0")
@@ -217,7 +227,8 @@ class SampleWriter:
     """Appends samples to a plain file; a context manager.
 
     Opened on a file that exists, it goes on where that stopped: the header must name the same engine, and ``done``
-    holds the points already there. A last row cut short by a kill is dropped.
+    counts the rows of each point already there: a point measured in several passes has a row for each. A last row cut
+    short by a kill is dropped.
 
     Raises:
         ProfileError: the file holds samples of another engine, or is no sample file.
@@ -228,7 +239,7 @@ class SampleWriter:
         self.path = Path(path)
         if self.path.suffix == ".gz":
             raise OutputError(f"cannot write samples to '{self.path}': rows are appended plain; compress it afterwards")
-        self.done: set[tuple[StepShape, str, str]] = set()
+        self.done: Counter[tuple[StepShape, str, str]] = Counter()
         lines = [json.dumps({"format": FORMAT, "version": VERSION, **asdict(header)})]
         if self.path.exists():
             old, samples = read_samples(self.path, allow_cut_row=True)
@@ -240,7 +251,7 @@ class SampleWriter:
                     )
             lines = [json.dumps({"format": FORMAT, "version": VERSION, **asdict(old)})]
             lines += [json.dumps(asdict(sample)) for sample in samples]
-            self.done = {sample.key for sample in samples}
+            self.done.update(sample.key for sample in samples)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_name(f".partial.{self.path.name}")
@@ -254,7 +265,7 @@ class SampleWriter:
         """Append one row and flush it."""
         self._file.write(json.dumps(asdict(sample)) + "\n")
         self._file.flush()
-        self.done.add(sample.key)
+        self.done[sample.key] += 1
 
     def close(self) -> None:
         """Close the file."""
@@ -322,7 +333,8 @@ def _open(path: Path) -> IO[str]:
 def _build(cls: type[_T], record: Mapping[str, Any], where: str) -> _T:
     """Return ``cls(**record)`` after checking names and types."""
     hints = get_type_hints(cls)
-    missing = [f for f in hints if f not in record and f not in ("held_out", "front_end", "notes")]
+    optional = {f.name for f in fields(cls) if f.default is not MISSING or f.default_factory is not MISSING}  # type: ignore[arg-type]
+    missing = [f for f in hints if f not in record and f not in optional]
     if missing:
         raise ProfileError(f"{where} lacks {', '.join(missing)}")
     unknown = [f for f in record if f not in hints]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from simmoe.live.engine.device_clock import DeviceTimes
 from simmoe.profiles.shape import StepShape
 
 
@@ -35,6 +36,12 @@ class StepRecord(NamedTuple):
     num_running: int
     num_preempted: int
     """Requests this step's scheduling preempted."""
+    device_start_s: float | None = None
+    """When the device came to the step's first work, on the same clock; None: the worker keeps no device clock."""
+    device_end_s: float | None = None
+    """When it was done with forward pass and sampling. The distance between consecutive steps' is the engine's pace."""
+    launch_s: float | None = None
+    """The worker's own time to launch the step."""
 
     @property
     def shape(self) -> StepShape:
@@ -47,6 +54,22 @@ class StepRecord(NamedTuple):
             decode_kv_tokens=self.decode_kv_tokens,
             k_exec=self.k_exec,
         )
+
+
+def with_device_times(records: Iterable[StepRecord], times: Iterable[DeviceTimes]) -> list[StepRecord]:
+    """Return the records with the device times of the steps that have some.
+
+    Args:
+        records: as the scheduler drained them.
+        times: as the same engine's worker drained them, no later steps' than the records'.
+    """
+    found = {t.step: t for t in times}
+    return [
+        r._replace(device_start_s=t.start_s, device_end_s=t.end_s, launch_s=t.launch_s)
+        if (t := found.get(r.step))
+        else r
+        for r in records
+    ]
 
 
 class BatchSummary(NamedTuple):
@@ -126,6 +149,11 @@ class StepRecorder:
                 s.batch.qos_slots, s.num_waiting, s.num_running, s.num_preempted,
             )
         )  # fmt: skip
+
+    @property
+    def num_open(self) -> int:
+        """Steps handed to the worker whose output has not been taken in."""
+        return len(self._open)
 
     def drain(self) -> list[StepRecord]:
         """Return the finished steps recorded since the last call, oldest first, and forget them."""

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from simmoe.live.engine.steps import StepRecord
+from simmoe.errors import LiveError
+from simmoe.live.engine.device_clock import DeviceTimes
+from simmoe.live.engine.steps import StepRecord, with_device_times
 from simmoe.live.engine.transport import CONFIG_KEY, K_ARG
 
 CAPTURED_SIZES: tuple[int, ...] = (
@@ -24,6 +26,9 @@ CAPTURED_SIZES: tuple[int, ...] = (
 CAPTURED_KS: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 """Budgets graphs are captured at by default, for a model of ``k_max`` 32."""
 
+#: A population is filled, or a script of a few hundred steps run, in seconds.
+SCRIPT_LIMIT_S = 120.0
+
 
 @dataclass(frozen=True)
 class EngineSetup:
@@ -31,9 +36,13 @@ class EngineSetup:
 
     model: Path
     """Folder with the model's config.json."""
-    captured_sizes: tuple[int, ...] = CAPTURED_SIZES
-    """Token counts graphs are captured at; empty runs eagerly."""
+    captured_sizes: tuple[int, ...] | None = CAPTURED_SIZES
+    """Token counts graphs are captured at; empty runs eagerly, None at those vLLM takes by default."""
     captured_ks: tuple[int, ...] = CAPTURED_KS
+    """Budgets graphs are captured at, ascending to the model's largest."""
+    tensor_parallel_size: int = 1
+    expert_parallel: bool = False
+    """Whole experts on each card, instead of a share of every expert."""
     async_scheduling: bool = True
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 1024
@@ -48,12 +57,18 @@ class EngineSetup:
         """Return the keyword arguments of vLLM's ``EngineArgs``."""
         kind = "AsyncScriptedScheduler" if self.async_scheduling else "ScriptedScheduler"
         options: dict[str, Any] = {"record_steps": True}
-        graphs: dict[str, Any] = {"enforce_eager": True}
-        if self.captured_sizes:
+        graphs: dict[str, Any] = {}
+        if self.captured_sizes is None or self.captured_sizes:
             options["captured_ks"] = list(self.captured_ks)
+        else:
+            graphs = {"enforce_eager": True}
+        if self.captured_sizes:
             largest = self.captured_sizes[-1]
             sizes = {"cudagraph_capture_sizes": list(self.captured_sizes), "max_cudagraph_capture_size": largest}
             graphs = {"compilation_config": sizes}
+        if self.tensor_parallel_size > 1:
+            graphs["tensor_parallel_size"] = self.tensor_parallel_size
+            graphs["enable_expert_parallel"] = self.expert_parallel
         return {
             "model": str(self.model),
             "load_format": "simmoe-dummy",
@@ -111,9 +126,16 @@ class MeasuredEngine:
         self._rng = np.random.default_rng(setup.seed)
         self._vocab_size = llm.vllm_config.model_config.get_vocab_size()
         self._count = 0
+        # device times of steps whose records have not been drained yet
+        self._times: dict[int, DeviceTimes] = {}
         cache = llm.vllm_config.cache_config
         self.block_size: int = cache.block_size
         self.num_gpu_blocks: int = cache.num_gpu_blocks
+        sizes = setup.captured_sizes
+        if sizes is None:
+            sizes = tuple(sorted(llm.vllm_config.compilation_config.cudagraph_capture_sizes))
+        self.captured_sizes: tuple[int, ...] = sizes
+        """Token counts graphs were captured at, ascending; empty: none."""
 
     @property
     def kv_tokens(self) -> int:
@@ -124,22 +146,36 @@ class MeasuredEngine:
         """Call the scheduler's method of that name."""
         return await self.llm.engine_core.call_utility_async("simmoe_scheduler", method, list(args))
 
-    async def script(self, decode_seqs: int = 0, decode_ks: Sequence[int] = (), max_tokens: int = 0) -> None:
+    async def call_worker(self, method: str, *args: Any) -> Any:
+        """Call the method of that name on every worker; return the first one's answer."""
+        return (await self.llm.collective_rpc(method, args=args))[0]
+
+    async def script(
+        self, decode_seqs: int = 0, decode_ks: Sequence[int] = (), max_tokens: int = 0, *, hold_after: bool = False
+    ) -> None:
         """Set the scheduler's script, see ``ScriptMixin.script``; without arguments, clear it."""
-        await self.call("script", decode_seqs, list(decode_ks), max_tokens)
+        await self.call("script", decode_seqs, list(decode_ks), max_tokens, hold_after)
+
+    async def script_end(self) -> None:
+        """Wait until a script that holds afterwards has run out and its last step is in.
+
+        Raises:
+            LiveError: it does not: the batch it waits for does not come about.
+        """
+        limit_s = time.monotonic() + SCRIPT_LIMIT_S
+        while left := await self.call("script_left"):
+            if time.monotonic() > limit_s:
+                raise LiveError(f"{left} steps of a script did not run within {SCRIPT_LIMIT_S:.0f} s")
+            await asyncio.sleep(2e-3)
 
     async def drain(self) -> list[StepRecord]:
-        """Return the steps since the last call."""
-        return [StepRecord(*row) for row in await self.call("drain_steps")]
-
-    async def set_clock(self, on: bool) -> None:
-        """Start or stop the worker's clock."""
-        await self.llm.collective_rpc("set_clock", args=(on,))
-
-    async def drain_clock(self) -> dict[int, tuple[float | None, float]]:
-        """Return step -> (device seconds, host seconds in the worker) since the last call."""
-        rows = (await self.llm.collective_rpc("drain_clock"))[0]
-        return {step: (device_s, host_s) for step, device_s, host_s in rows}
+        """Return the steps since the last call, with when the device ran them."""
+        records = [StepRecord(*row) for row in await self.call("drain_steps")]
+        self._times |= {t.step: t for t in (DeviceTimes(*r) for r in await self.call_worker("drain_device_times"))}
+        timed = with_device_times(records, self._times.values())
+        last = records[-1].step if records else -1
+        self._times = {step: t for step, t in self._times.items() if step > last}
+        return timed
 
     async def run(
         self, prompts: Sequence[Prompt], decode_seqs: int = 0, decode_ks: Sequence[int] = (), max_tokens: int = 0
@@ -148,14 +184,17 @@ class MeasuredEngine:
 
         The others are stopped then, where they still run.
         """
-        async with self.population(prompts, decode_seqs, decode_ks, max_tokens) as tasks:
+        async with self.population(prompts) as (_, tasks):
+            await self.script(decode_seqs, decode_ks, max_tokens)
             await tasks[-1]
 
     @asynccontextmanager
-    async def population(
-        self, prompts: Sequence[Prompt], decode_seqs: int = 0, decode_ks: Sequence[int] = (), max_tokens: int = 0
-    ) -> AsyncIterator[list[asyncio.Task[None]]]:
-        """Let requests go as ``run`` does; those still running at the end of the block are stopped."""
+    async def population(self, prompts: Sequence[Prompt]) -> AsyncIterator[tuple[list[str], list[asyncio.Task[None]]]]:
+        """Gather requests in the waiting queue; a script lets them go.
+
+        Yields their ids and the tasks that wait for their ends; those that still run at the end of the block are
+        stopped, and the engine is left with no script.
+        """
         await self.call("hold")
         _, waiting = await self.call("get_request_counts")
         ids = [self._new_id() for _ in prompts]
@@ -165,11 +204,11 @@ class MeasuredEngine:
         ]
         while (await self.call("get_request_counts"))[1] < waiting + len(prompts):
             await asyncio.sleep(1e-3)
-        await self.script(decode_seqs, decode_ks, max_tokens)
         try:
-            yield tasks
+            yield ids, tasks
         finally:
             await self.llm.abort(ids)
+            await self.script()
             await asyncio.gather(*tasks)
 
     async def timed(self, prompt: Prompt) -> RequestTimes:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Prompt tokens of the sequences that decode. Steps lengthen them; three times as many belong to the next.
+CONTEXTS = (128, 512, 2048, 8192)
+
+#: Of the sequences that decode beside prompt tokens: far enough apart to tell KV tokens from sequences.
+MIXED_CONTEXTS = (256, 2048)
+
 
 @dataclass(frozen=True)
 class PrefillPoint:
@@ -48,17 +54,15 @@ class Plan:
     prefill: tuple[PrefillPoint, ...] = ()
     decode: tuple[DecodePoint, ...] = ()
     mixed: tuple[MixedPoint, ...] = ()
-    clocked_prefill: tuple[PrefillPoint, ...] = ()
-    """Measured again with the worker's clock on: device time, and the host's own."""
-    clocked_decode: tuple[DecodePoint, ...] = ()
+    eager: tuple[PrefillPoint | DecodePoint, ...] = ()
+    """Measured with captured graphs left aside, kernels launched one by one."""
     passes: int = 3
-    """Times the prefill points are gone through, so that a spell of slow host meets a point but once."""
+    """Times everything is gone through, so that a spell of slow host meets a point but once; a row a pass."""
     repetitions: int = 2
-    """Steps a prefill point and budget in each pass; mixed points run twice as many, decode points four times, there
-    and back."""
+    """Steps a prefill or mixed point and budget in each pass; decode points one more."""
     seed: int = 0
     """Of the order of budgets."""
-    front_end_requests: int = 40
+    front_end_requests: int = 30
     """Requests sent one at a time, to measure the front end."""
     front_end_lengths: tuple[int, int] = (1024, 16)
     """Their prompt and output tokens."""
@@ -88,33 +92,25 @@ def default_plan(captured_sizes: tuple[int, ...], ks: tuple[int, ...], max_num_s
         chunks = min(4, max_context // n)
         if chunks > 1:
             prefill.append(PrefillPoint(n, num_chunks=chunks, ks=few))
+
     all_seqs = [n for n in captured_sizes if n <= max_num_seqs]
     coarse = [n for n in all_seqs if n & (n - 1) == 0]
-    contexts = [c for c in (128, 512, 1024, 2048, 4096, 8192) if c <= max_context] or [max_context]
-    every = contexts[len(contexts) // 5]
-    decode = [DecodePoint(n, context) for context in contexts for n in (all_seqs if context == every else coarse)]
-    decode += [DecodePoint(n, every) for n in (12, 20, 44, 100, 200, 288, 576) if n <= max_num_seqs]
+    contexts = [c for c in CONTEXTS if c <= max_context] or [max_context]
+    every = contexts[len(contexts) // 3]
+    decode = [DecodePoint(n, every) for n in all_seqs]
+    decode += [DecodePoint(n, every, few) for n in (12, 20, 44, 100, 200, 288, 576) if n <= max_num_seqs]
+    decode += [DecodePoint(n, context, few) for context in contexts if context != every for n in coarse]
+
     mixed = [
-        MixedPoint(n, seqs, min(768, max_context), few)
+        MixedPoint(n, seqs, context, few)
         for seqs in (8, 32, 64, 128, 256)
-        if seqs <= max_num_seqs
+        for context in MIXED_CONTEXTS
+        if seqs <= max_num_seqs and context <= max_context
         for n in (64, 256, 512, 1024, 2048, 4096, 7680)
         if n + seqs <= largest
     ]
-    mixed += [
-        MixedPoint(n, seqs, context, few)
-        for seqs in (32, 128)
-        for context in (256, 2048)
-        if seqs <= max_num_seqs and context <= max_context
-        for n in (256, 1024, 4096)
-        if n + seqs <= largest
+    eager: list[PrefillPoint | DecodePoint] = [
+        PrefillPoint(n, ks=few) for n in sizes if n & (n - 1) == 0 or n % 1536 == 0
     ]
-    clocked = [PrefillPoint(n, ks=few) for n in sizes if n & (n - 1) == 0 or n % 1536 == 0]
-    return Plan(
-        ks,
-        tuple(prefill),
-        tuple(decode),
-        tuple(mixed),
-        tuple(clocked),
-        tuple(DecodePoint(n, min(1024, max_context), few) for n in coarse),
-    )
+    eager += [DecodePoint(n, every, few) for n in coarse]
+    return Plan(ks, tuple(prefill), tuple(decode), tuple(mixed), tuple(eager))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from simmoe.live.measure.engine import MeasuredEngine, Prompt
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint
-from simmoe.live.measure.times import TimedStep, busy_steps, clocked
+from simmoe.live.measure.times import TimedStep, timed_steps
 from simmoe.profiles.shape import StepShape
 
 
@@ -25,7 +25,7 @@ def wanted(point: PrefillPoint | DecodePoint | MixedPoint, k: int, shape: StepSh
             and shape.prefill_kv_pairs == prompt_pairs(prompt_lengths(point)) + point.num_tokens * context
         )
     mean_context = shape.decode_kv_tokens / max(shape.num_decode_seqs, 1)
-    if shape.num_decode_seqs != point.num_seqs or not point.context <= mean_context <= 1.5 * point.context + 128:
+    if shape.num_decode_seqs != point.num_seqs or not point.context <= mean_context < 3 * point.context:
         return False
     return shape.num_prefill_tokens == (point.num_tokens if isinstance(point, MixedPoint) else 0)
 
@@ -42,36 +42,61 @@ def prompt_pairs(lengths: Iterable[int]) -> int:
 
 
 class PointRunner:
-    """Runs points on an engine."""
-
-    clock = False
-    """Take the worker's clock (device, host) instead of the time between outputs; the engine's must be on then."""
+    """Runs points on an engine, one pass at a time."""
 
     def __init__(self, engine: MeasuredEngine, repetitions: int, seed: int) -> None:
         self.engine = engine
         self.repetitions = repetitions
         self._rng = np.random.default_rng(seed)
 
-    async def prefill(self, point: PrefillPoint, ks: Sequence[int]) -> list[TimedStep]:
-        """Run a train of prompts, one step's worth after the other, budgets in random order."""
-        lengths = [n * point.num_chunks for n in prompt_lengths(point)]
-        train = [Prompt(n, k) for k in self._order(ks, self.repetitions) for n in lengths]
-        await self.engine.drain()
-        for part in self._fitting(train, len(lengths)):
-            await self.engine.run(part, max_tokens=point.num_tokens)
-        return [t for t in await self._timed() if t.step.num_prefill_tokens == point.num_tokens and t.step.k_exec in ks]
+    async def prefill(self, points: Mapping[PrefillPoint, Sequence[int]]) -> list[TimedStep]:
+        """Run a train of prompts, one step's worth after the other, budgets in random order, for each point."""
+        return [timed for point, ks in points.items() for timed in await self._prefill(point, ks)]
 
-    async def decode(self, point: DecodePoint, ks: Sequence[int]) -> list[TimedStep]:
-        """Fill the KV cache with a population, then change the budget under it."""
-        order = [k for k in self._order(ks, 2) for _ in range(2 * self.repetitions)]
-        fill_steps = point.num_seqs * point.context // self.engine.setup.max_num_batched_tokens + point.num_seqs
-        others = Prompt(point.context, 1, fill_steps + len(order) + 8)
-        prompts = [others] * (point.num_seqs - 1) + [replace(others, output_tokens=len(order) + 2)]
-        if point.num_seqs * (point.context + len(order) + 8) > self.engine.kv_tokens:
+    async def decode(self, points: Mapping[DecodePoint, Sequence[int]]) -> list[TimedStep]:
+        """Fill the KV cache with one population, change the budget under it, stop some of it, and so on.
+
+        Points that the KV cache cannot hold are left out.
+
+        Args:
+            points: of one context and fewer sequences than a step may compute tokens, each with its budgets.
+        """
+        (context,) = {point.context for point in points}
+        orders = {point: self._bursts(ks) for point, ks in points.items()}
+        steps = sum(len(order) + 4 for order in orders.values())
+
+        def length(num_seqs: int) -> int:
+            # prompts are computed with what a step has left beside the d sequences that decode already: the integral of
+            # context / (budget - d) over d
+            budget = self.engine.setup.max_num_batched_tokens
+            fill = math.ceil(context * math.log(budget / (budget - num_seqs)))
+            return context + fill + steps + 64
+
+        fitting = sorted(
+            (p for p in points if p.num_seqs * length(p.num_seqs) <= self.engine.kv_tokens),
+            key=lambda p: -p.num_seqs,
+        )
+        if not fitting:
             return []
+        largest = fitting[0].num_seqs
+        population = [Prompt(context, 1, length(largest) - context)] * largest
+        result: list[TimedStep] = []
         await self.engine.drain()
-        await self.engine.run(prompts, point.num_seqs, order)
-        return [t for t in await self._timed() if t.step.k_exec in ks and wanted(point, t.step.k_exec, t.step.shape)]
+        async with self.engine.population(population) as (ids, _):
+            # one step at the full batch, then hold: everything before it was the fill
+            await self.engine.script(largest, [1], hold_after=True)
+            await self.engine.script_end()
+            await self.engine.drain()
+            for point in fitting:
+                stopped, ids = ids[point.num_seqs :], ids[: point.num_seqs]
+                if stopped:
+                    await self.engine.llm.abort(stopped)
+                    while (await self.engine.call("get_request_counts"))[0] > point.num_seqs:
+                        await asyncio.sleep(1e-3)
+                await self.engine.script(point.num_seqs, orders[point], hold_after=True)
+                await self.engine.script_end()
+                result += [t for t in await self._timed() if wanted(point, t.step.k_exec, t.step.shape)]
+        return result
 
     async def mixed(self, points: Mapping[MixedPoint, Sequence[int]]) -> list[TimedStep]:
         """Let trains of prompts go through one population that decodes.
@@ -79,27 +104,42 @@ class PointRunner:
         Args:
             points: of one batch and context, each with its budgets.
         """
-        (num_seqs, context), *others = {(point.num_seqs, point.context) for point in points}
-        assert not others
-        steps = sum(2 * self.repetitions * len(ks) + 2 for ks in points.values()) + num_seqs * context // 512
-        population = [Prompt(context, 1, steps + 256)] * num_seqs
+        ((num_seqs, context),) = {(point.num_seqs, point.context) for point in points}
+        steps = sum(self.repetitions * len(ks) + 2 for ks in points.values()) + num_seqs * context // 512
+        population = [Prompt(context, 1, steps + 512)] * num_seqs
         result: list[TimedStep] = []
         await self.engine.drain()
         async with self.engine.population(population):
-            while not any(step.num_decode_seqs == num_seqs for step in await self.engine.drain()):
-                await asyncio.sleep(0.02)
+            await self.engine.script(num_seqs, [1], hold_after=True)
+            await self.engine.script_end()
             for point, ks in points.items():
-                train = [Prompt(point.num_tokens, k) for k in self._order(ks, 2 * self.repetitions)]
+                train = [Prompt(point.num_tokens, k) for k in self._order(ks, self.repetitions)]
                 await self.engine.drain()
-                await self.engine.run(train, max_tokens=point.num_tokens + num_seqs)
-                await self.engine.script()
+                async with self.engine.population(train) as (_, tasks):
+                    await self.engine.script(max_tokens=point.num_tokens + num_seqs)
+                    await tasks[-1]
+                    await self.engine.call("hold")
                 result += [t for t in await self._timed() if wanted(point, t.step.k_exec, t.step.shape)]
         return result
+
+    async def _prefill(self, point: PrefillPoint, ks: Sequence[int]) -> list[TimedStep]:
+        lengths = [n * point.num_chunks for n in prompt_lengths(point)]
+        train = [Prompt(n, k) for k in self._order(ks, self.repetitions) for n in lengths]
+        await self.engine.drain()
+        for part in self._fitting(train, len(lengths)):
+            await self.engine.run(part, max_tokens=point.num_tokens)
+        timed = await self._timed()
+        return [t for t in timed if t.step.num_prefill_tokens == point.num_tokens and t.step.k_exec in ks]
 
     def _order(self, ks: Sequence[int], passes: int) -> list[int]:
         """Return the budgets once a pass, each pass in an order of its own, after one of the first to warm up."""
         passes_of_ks = [self._rng.permutation(ks).tolist() for _ in range(passes)]
         return [passes_of_ks[0][0], *(k for one_pass in passes_of_ks for k in one_pass)]
+
+    def _bursts(self, ks: Sequence[int]) -> list[int]:
+        """Return the budgets in a random order, each for some steps on end, after one step to warm up."""
+        order = self._rng.permutation(ks).tolist()
+        return [order[0], *(k for k in order for _ in range(self.repetitions + 1))]
 
     def _fitting(self, train: list[Prompt], a_step: int) -> Iterable[list[Prompt]]:
         """Cut a train into parts of at most 512 requests, whole steps each."""
@@ -107,6 +147,4 @@ class PointRunner:
         return (train[i : i + length] for i in range(0, len(train), length))
 
     async def _timed(self) -> list[TimedStep]:
-        steps = await self.engine.drain()
-        busy = list(busy_steps(steps, async_scheduling=self.engine.setup.async_scheduling))
-        return clocked([t.step for t in busy], await self.engine.drain_clock()) if self.clock else busy
+        return timed_steps(await self.engine.drain(), async_scheduling=self.engine.setup.async_scheduling)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ VERSION = 1
 STEP_COLUMNS = (
     "start_s", "output_s", "num_prefill_tokens", "prefill_kv_pairs", "num_prefill_seqs", "num_decode_seqs",
     "decode_kv_tokens", "k_exec", "k_asked", "qos_slots", "num_waiting", "num_running", "num_preempted",
+    "device_start_s", "device_end_s", "launch_s",
 )  # fmt: skip
 REQUEST_COLUMNS = (
     "due_s", "sent_s", "queued_s", "scheduled_s", "first_output_s", "first_received_s", "last_output_s",
@@ -33,8 +34,11 @@ class Recording:
     """One replayed load. Times are seconds from its start."""
 
     name: str
-    steps: list[tuple[float, ...]]
-    """Rows of STEP_COLUMNS: start_s when scheduling began, output_s when the tokens were on the host."""
+    load: str
+    """What was sent, in words."""
+    steps: list[tuple[float | None, ...]]
+    """Rows of STEP_COLUMNS: start_s when scheduling began, output_s when the tokens were on the host, device_start_s
+    and device_end_s when the device began and ended; launch_s is a duration."""
     requests: list[tuple[float, ...]]
     """Rows of REQUEST_COLUMNS: due, sent and received on the client's side, queued, scheduled and output on the
     engine's."""
@@ -46,12 +50,13 @@ class Recording:
         return float((high - low) / (done[high] - done[low]))
 
 
-async def record(engine: MeasuredEngine, name: str, arrivals: Sequence[tuple[float, Prompt]]) -> Recording:
+async def record(engine: MeasuredEngine, name: str, load: str, arrivals: Sequence[tuple[float, Prompt]]) -> Recording:
     """Send each prompt at its time, open loop, and return what happened.
 
     Args:
         engine: idle.
         name: of the recording.
+        load: what is sent, in words.
         arrivals: (seconds from the start, request), ascending.
     """
     await engine.script()
@@ -64,7 +69,7 @@ async def record(engine: MeasuredEngine, name: str, arrivals: Sequence[tuple[flo
     times = await asyncio.gather(*tasks)
     steps = [_step_row(step, start_s) for step in await engine.drain()]
     rows = [_request_row(due_s, t, start_s) for (due_s, _), t in zip(arrivals, times, strict=True)]
-    return Recording(name, steps, rows)
+    return Recording(name, load, steps, rows)
 
 
 def poisson(prompts: Sequence[Prompt], rate: float, seed: int) -> list[tuple[float, Prompt]]:
@@ -74,20 +79,46 @@ def poisson(prompts: Sequence[Prompt], rate: float, seed: int) -> list[tuple[flo
     return list(zip(due_s.tolist(), prompts, strict=True))
 
 
-def write(recordings: Iterable[Recording], header: dict[str, Any], path: Path) -> None:
-    """Write JSON lines: a header with the columns, then a line a recording's name, step or request."""
-    head = {"format": FORMAT, "version": VERSION, "steps": STEP_COLUMNS, "requests": REQUEST_COLUMNS, **header}
-    lines = [json.dumps(head)]
-    for recording in recordings:
-        lines.append(json.dumps({"recording": recording.name}))
-        lines += [json.dumps(["request", *row], separators=(",", ":")) for row in recording.requests]
-        lines += [json.dumps(["step", *row], separators=(",", ":")) for row in recording.steps]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+def append(recording: Recording, header: dict[str, Any], path: Path) -> None:
+    """Add a recording to a file of JSON lines: a header with the columns, then a line a name, request or step.
+
+    The file is replaced as a whole, so that it never holds part of a recording.
+    """
+    lines = []
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines()
+    else:
+        head = {"format": FORMAT, "version": VERSION, "steps": STEP_COLUMNS, "requests": REQUEST_COLUMNS, **header}
+        lines = [json.dumps(head)]
+    lines.append(json.dumps({"recording": recording.name, "load": recording.load}))
+    lines += [json.dumps(["request", *row], separators=(",", ":")) for row in recording.requests]
+    lines += [json.dumps(["step", *row], separators=(",", ":")) for row in recording.steps]
+    partial = path.with_name(f".partial.{path.name}")
+    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
-def _step_row(step: StepRecord, start_s: float) -> tuple[float, ...]:
-    times = (round(step.schedule_start_s - start_s, 6), round(step.output_s - start_s, 6))
-    return (*times, *step[5:])
+def read(path: Path) -> list[Recording]:
+    """Return the recordings of a file that :func:`append` wrote; none where there is none."""
+    recordings: list[Recording] = []
+    for line in path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else ():
+        record = json.loads(line)
+        if isinstance(record, dict):
+            recordings.append(Recording(record["recording"], record.get("load", ""), [], []))
+        else:
+            kind, *row = record
+            rows = recordings[-1].requests if kind == "request" else recordings[-1].steps
+            rows.append(tuple(row))
+    return recordings
+
+
+def _step_row(step: StepRecord, start_s: float) -> tuple[float | None, ...]:
+    def since(seconds: float | None) -> float | None:
+        return None if seconds is None else round(seconds - start_s, 6)
+
+    launch_s = None if step.launch_s is None else round(step.launch_s, 6)
+    times = (since(step.schedule_start_s), since(step.output_s))
+    return (*times, *step[5:16], since(step.device_start_s), since(step.device_end_s), launch_s)
 
 
 def _request_row(due_s: float, t: RequestTimes, start_s: float) -> tuple[float, ...]:

@@ -53,8 +53,8 @@ def test_graphs_run_at_the_k_asked(tmp_path: Path) -> None:
         prefill=(PrefillPoint(64), PrefillPoint(300)),
         decode=(DecodePoint(8, 64),),
         mixed=(MixedPoint(64, 8, 64),),
-        clocked_prefill=(PrefillPoint(512),),
-        clocked_decode=(DecodePoint(8, 64),),
+        eager=(PrefillPoint(64), DecodePoint(8, 64)),
+        passes=1,
         front_end_requests=3,
     )
     reference, out = tmp_path / "reference.npz", tmp_path / "samples.jsonl"
@@ -64,7 +64,7 @@ def test_graphs_run_at_the_k_asked(tmp_path: Path) -> None:
     header, samples = read_samples(out)
     assert header.captured_ks == list(KS)
     assert header.k_check.count("probes nearest") == 2  # prefill, decode: measure raises where it is not proved
-    assert {s.mode for s in samples} == {"graphs"}
+    assert {s.mode for s in samples} == {"graphs", "eager"}
     assert {(s.kind, s.clock) for s in samples} >= {
         ("prefill", "step"), ("decode", "step"), ("mixed", "step"), ("prefill", "device"), ("decode", "host"),
     }  # fmt: skip

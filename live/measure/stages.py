@@ -1,0 +1,220 @@
+"""The stages of measuring on a running engine, each skipped where its result is there already.
+
+A first pass over all points; recordings; the MoE layer alone; points without graphs; further passes. What there is no
+time for is left to the next call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from simmoe.errors import LiveError
+from simmoe.live.measure import recording
+from simmoe.live.measure.engine import MeasuredEngine
+from simmoe.live.measure.loads import Loads, record_loads
+from simmoe.live.measure.measuring import Measuring, Progress
+from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint
+from simmoe.live.measure.points import PointRunner, wanted
+from simmoe.live.measure.times import TimedStep, samples
+from simmoe.profiles.layer_times import LayerTime, LayerTimes, write_layer_times
+from simmoe.profiles.samples import SampleHeader, SampleWriter
+from simmoe.profiles.shape import StepShape
+
+P = TypeVar("P", PrefillPoint, DecodePoint, MixedPoint, PrefillPoint | DecodePoint)
+
+#: Tokens and budgets (as shares of the largest) the MoE layer is timed at.
+LAYER_SIZES = tuple(1 << i for i in range(14))
+LAYER_KS = (1 / 32, 4 / 32, 8 / 32, 16 / 32, 24 / 32, 1.0)
+
+
+#: Decode points one population serves: it grows by some tens of tokens a point.
+POPULATION_POINTS = 8
+
+
+class Stages:
+    """What is done with a running engine and an open sample file."""
+
+    def __init__(
+        self,
+        engine: MeasuredEngine,
+        run: Measuring,
+        writer: SampleWriter,
+        header: SampleHeader,
+        progress: Progress,
+        deadline_s: float,
+    ) -> None:
+        self._engine, self._run, self._plan = engine, run, run.plan
+        self._writer, self._header, self._progress = writer, header, progress
+        self._deadline_s = deadline_s
+        self._runner = PointRunner(engine, self._plan.repetitions, self._plan.seed)
+        self._left: list[str] = []
+        points = len(self._plan.prefill) + len(self._plan.decode) + len(self._plan.mixed)
+        self._done, self._total = 0, points * self._plan.passes + len(self._plan.eager)
+
+    async def go(self) -> list[str]:
+        """Run the stages; one that fails does not keep the others from running.
+
+        Raises:
+            LiveError: names the stages that failed.
+        """
+        failed: list[str] = []
+
+        async def stage(name: str, work: Awaitable[None]) -> None:
+            try:
+                await work
+            except Exception as error:
+                failed.append(f"{name}: {type(error).__name__}: {error}")
+                self._say(f"{name} failed: {error}")
+
+        await stage("pass 1", self._pass(1, reserve_s=self._recording_s()))
+        if self._run.loads is not None:
+            await stage("recordings", self._recordings(self._run.loads))
+        if self._run.layer and not self._run.layer_path.exists():
+            await stage("MoE layer", self._layer())
+        if self._plan.eager and self._engine.captured_sizes:
+            await stage("without graphs", self._eager())
+        for number in range(2, self._plan.passes + 1):
+            await stage(f"pass {number}", self._pass(number))
+        if failed:
+            raise LiveError(f"measured what could be measured, but {'; '.join(failed)}")
+        return self._left
+
+    def _say(self, what: str) -> None:
+        self._progress(what, self._done, self._total)
+
+    def _time_left_s(self) -> float:
+        return self._deadline_s - time.monotonic()
+
+    def _recording_s(self) -> float:
+        """Seconds a first pass leaves for recordings."""
+        loads = self._run.loads
+        if loads is None or self._run.recording_path.exists():
+            return 0.0
+        return 20.0 + sum(poisson.seconds + 6.0 for poisson in loads.poisson)
+
+    def _missing(self, points: Sequence[P], mode: str, rows: int) -> dict[P, list[int]]:
+        """Return the points that have fewer rows than that, with the budgets they lack."""
+        have: Counter[StepShape] = Counter()
+        for (shape, measured_mode, clock), number in self._writer.done.items():
+            if clock == "step" and (mode == "eager") == (measured_mode == "eager" and self._is_captured(shape)):
+                have[shape] += number
+        missing: dict[P, list[int]] = {}
+        for point in points:
+            ks = point.ks or self._plan.ks
+            lacking = [k for k in ks if sum(n for s, n in have.items() if wanted(point, k, s)) < rows]
+            if lacking:
+                missing[point] = lacking
+        return missing
+
+    def _is_captured(self, shape: StepShape) -> bool:
+        sizes = self._engine.captured_sizes
+        return bool(sizes) and shape.num_tokens <= sizes[-1]
+
+    async def _pass(self, number: int, reserve_s: float = 0.0) -> None:
+        """Measure every point that has fewer rows than passes were made."""
+        plan = self._plan
+        prefill = self._missing(plan.prefill, "graphs", number)
+        decode = self._missing(plan.decode, "graphs", number)
+        mixed = self._missing(plan.mixed, "graphs", number)
+        every = len(plan.prefill) + len(plan.decode) + len(plan.mixed)
+        self._done = max(self._done, number * every - len(prefill) - len(decode) - len(mixed))
+        await self._points(prefill, decode, mixed, what=f"pass {number} of {plan.passes}", reserve_s=reserve_s)
+
+    async def _eager(self) -> None:
+        """Measure points with the graphs left aside."""
+        todo = self._missing(self._plan.eager, "eager", 1)
+        await self._engine.call_worker("set_graphs", False)
+        try:
+            prefill = {point: ks for point, ks in todo.items() if isinstance(point, PrefillPoint)}
+            decode = {point: ks for point, ks in todo.items() if isinstance(point, DecodePoint)}
+            await self._points(prefill, decode, {}, what="without graphs", eager=True)
+        finally:
+            await self._engine.call_worker("set_graphs", True)
+
+    async def _points(
+        self,
+        prefill: Mapping[PrefillPoint, list[int]],
+        decode: Mapping[DecodePoint, list[int]],
+        mixed: Mapping[MixedPoint, list[int]],
+        *,
+        what: str,
+        reserve_s: float = 0.0,
+        eager: bool = False,
+    ) -> None:
+        """Run points and write their samples, until time is up."""
+        runner, skipped = self._runner, 0
+        work: list[tuple[str, Mapping[Any, list[int]], Callable[..., Awaitable[list[TimedStep]]]]] = [
+            *(("prefill", {point: ks}, runner.prefill) for point, ks in prefill.items()),
+            *(("decode", group, runner.decode) for group in _populations(decode)),
+            *(("mixed", group, runner.mixed) for group in _beside(mixed)),
+        ]
+        for name, group, measured in work:
+            if self._time_left_s() < reserve_s:
+                skipped += len(group)
+                continue
+            self._say(f"{what}: {name} {_words(group)}")
+            for sample in samples(await measured(group), self._engine.captured_sizes, eager=eager):
+                self._writer.write(sample)
+            self._done += len(group)
+        if skipped:
+            self._left.append(f"{skipped} points of {what}")
+
+    async def _recordings(self, loads: Loads) -> None:
+        facts = ("model", "k_max", "card", "num_cards", "driver", "versions", "date", "captured_sizes", "captured_ks",
+                 "num_gpu_blocks", "block_size", "async_scheduling", "engine_flags")  # fmt: skip
+        header = {name: getattr(self._header, name) for name in facts}
+        path = self._run.recording_path
+        await record_loads(self._engine, loads, self._header.k_max, path, header, self._time_left_s, self._say)
+        missing = {"burst", *(p.name for p in loads.poisson)} - {r.name for r in recording.read(path)}
+        if missing:
+            self._left.append(f"recordings {', '.join(sorted(missing))}")
+
+    async def _layer(self) -> None:
+        if self._time_left_s() < 20.0:
+            self._left.append("the MoE layer")
+            return
+        self._say("the MoE layer alone")
+        head = self._header
+        ks = sorted({max(1, round(share * head.k_max)) for share in LAYER_KS})
+        answer = await self._engine.call_worker("time_moe_layers", list(LAYER_SIZES), ks)
+        times = LayerTimes(
+            model=head.model,
+            model_config=head.model_config,
+            dtype=head.dtype,
+            card=head.card,
+            date=head.date,
+            versions=head.versions,
+            kernel=str(head.kernels.get("moe", "")),
+            **answer["ceilings"],
+            rows=tuple(LayerTime(*row) for row in answer["rows"]),
+        )
+        write_layer_times(self._run.layer_path, times)
+
+
+def _populations(points: Mapping[DecodePoint, list[int]]) -> Iterator[dict[DecodePoint, list[int]]]:
+    """Group decode points that one population serves: of one context, the largest batches first, a few at a time."""
+    ordered = sorted(points, key=lambda point: (point.context, -point.num_seqs))
+    for _, group in itertools.groupby(ordered, key=lambda point: point.context):
+        members = list(group)
+        for start in range(0, len(members), POPULATION_POINTS):
+            yield {point: points[point] for point in members[start : start + POPULATION_POINTS]}
+
+
+def _beside(points: Mapping[MixedPoint, list[int]]) -> Iterator[dict[MixedPoint, list[int]]]:
+    """Group mixed points beside one population: of one batch and context."""
+
+    def population(point: MixedPoint) -> tuple[int, int]:
+        return point.num_seqs, point.context
+
+    for _, group in itertools.groupby(sorted(points, key=population), key=population):
+        yield {point: points[point] for point in group}
+
+
+def _words(group: Mapping[Any, Any]) -> str:
+    first, *others = group
+    text = ", ".join(f"{name} {value}" for name, value in vars(first).items() if name != "ks")
+    return f"{text} and {len(others)} more" if others else text

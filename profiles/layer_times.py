@@ -1,0 +1,118 @@
+"""The routed experts of one MoE layer alone, timed, against the card's measured ceilings.
+
+One JSON file a model, layout and card; ``simmoe.live.measure`` writes it. A row's arithmetic and traffic follow from
+the shape: each token-expert pair multiplies with an expert's three matrices, and each expert touched is read once,
+beside the tokens read and written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simmoe.errors import OutputError, ProfileError
+from simmoe.profiles.models import model_shape
+
+FORMAT = "simmoe-moe-layer"
+VERSION = 1
+
+COLUMNS = ("num_tokens", "k", "seconds", "distinct_experts")
+
+
+class LayerTime(NamedTuple):
+    """The experts of one layer at one point."""
+
+    num_tokens: int
+    k: int
+    seconds: float
+    distinct_experts: float
+    """Experts touched, the mean over layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """One file.
+
+    Raises:
+        ProfileError: a ceiling or a time that is not finite and above 0.
+    """
+
+    model: str
+    model_config: dict[str, Any]
+    """The deciding values of the configuration, split as measured."""
+    dtype: str
+    card: str
+    date: str
+    versions: dict[str, str]
+    kernel: str
+    matmul_flop_s: float
+    """Measured ceiling: a large bf16 matrix product."""
+    copy_byte_s: float
+    """Measured ceiling: a large copy, bytes read and bytes written counted."""
+    rows: tuple[LayerTime, ...]
+
+    def __post_init__(self) -> None:
+        values = {"matmul_flop_s": self.matmul_flop_s, "copy_byte_s": self.copy_byte_s}
+        values |= {f"seconds at {row.num_tokens} tokens, k {row.k}": row.seconds for row in self.rows}
+        for name, value in values.items():
+            if not (math.isfinite(value) and value > 0):
+                raise ProfileError(f"{name} is {value}; it must be finite and above 0")
+
+    def flop(self, row: LayerTime) -> float:
+        """Return the floating-point operations of a point."""
+        return 2.0 * row.num_tokens * row.k * model_shape(self.model_config).expert_weights
+
+    def bytes_moved(self, row: LayerTime) -> float:
+        """Return the bytes a point must move at least: weights of the experts touched, tokens in and out, in bf16."""
+        shape = model_shape(self.model_config)
+        return 2.0 * (row.distinct_experts * shape.expert_weights + 2 * row.num_tokens * shape.hidden_size)
+
+    def bound_s(self, row: LayerTime) -> float:
+        """Return the seconds the card's ceilings allow: the roofline."""
+        return max(self.flop(row) / self.matmul_flop_s, self.bytes_moved(row) / self.copy_byte_s)
+
+
+def write_layer_times(path: str | os.PathLike[str], times: LayerTimes) -> None:
+    """Write a file, one row a line.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    head = {"format": FORMAT, "version": VERSION, **asdict(times), "columns": COLUMNS}
+    rows = head.pop("rows")
+    text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n  '
+    text += ",\n  ".join(json.dumps(list(row)) for row in rows) + "\n ]\n}\n"
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write layer times to '{os.fspath(path)}': {error.strerror or error}") from error
+
+
+def read_layer_times(path: str | os.PathLike[str]) -> LayerTimes:
+    """Read a file.
+
+    Raises:
+        ProfileError: names the file and what is wrong with it.
+    """
+    name = os.fspath(path)
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"cannot read layer times from '{name}': {error}") from None
+    if not isinstance(data, dict) or (data.pop("format", None), data.pop("version", None)) != (FORMAT, VERSION):
+        raise ProfileError(f"'{name}' holds no layer times of version {VERSION}")
+    if data.pop("columns", None) != list(COLUMNS):
+        raise ProfileError(f"'{name}' does not have the columns {', '.join(COLUMNS)}")
+    try:
+        return LayerTimes(**{**data, "rows": _rows(data.get("rows", []))})
+    except (ProfileError, TypeError) as error:
+        raise ProfileError(f"'{name}': {error}") from None
+
+
+def _rows(rows: Sequence[Any]) -> tuple[LayerTime, ...]:
+    return tuple(LayerTime(*row) for row in rows)

@@ -1,0 +1,69 @@
+"""Times of the MoE layer alone: read as written, and never faster than what the card's ceilings allow by themselves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simmoe.errors import OutputError, ProfileError
+from simmoe.profiles.layer_times import LayerTime, LayerTimes, read_layer_times, write_layer_times
+from simmoe.profiles.models import deciding_values, read_model
+
+CONFIG = read_model("olmoe-1b-7b").config
+TIMES = LayerTimes(
+    model="OLMoE",
+    model_config=deciding_values(CONFIG),
+    dtype="bfloat16",
+    card="a card",
+    date="2026-11-30",
+    versions={"vllm": "0.32.0"},
+    kernel="TritonExperts",
+    matmul_flop_s=8e14,
+    copy_byte_s=4e12,
+    rows=(LayerTime(1, 1, 2e-5, 1.0), LayerTime(8192, 8, 2e-3, 64.0)),
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "layer.json"
+    write_layer_times(path, TIMES)
+    assert read_layer_times(path) == TIMES
+    assert "[8192, 8, 0.002, 64.0]\n" in path.read_text()  # a row a line
+
+
+def test_the_roofline_is_arithmetic_for_many_tokens_and_weights_for_few() -> None:
+    one, many = TIMES.rows
+    pair_flop = 2 * 3 * 2048 * 1024  # gate, up and down projection of one expert, a multiplication and an addition each
+    assert TIMES.flop(many) == pair_flop * 8192 * 8
+    assert TIMES.bound_s(many) == TIMES.flop(many) / 8e14
+    assert TIMES.bytes_moved(one) == 2 * (3 * 2048 * 1024 + 2 * 2048)
+    assert TIMES.bound_s(one) == TIMES.bytes_moved(one) / 4e12
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "csv"}, "holds no layer times of version 1"),
+        ({"version": 2}, "holds no layer times of version 1"),
+        ({"columns": ["k"]}, "does not have the columns num_tokens, k"),
+        ({"rows": [[1, 1, -1.0, 1.0]]}, "seconds at 1 tokens, k 1 is -1.0"),
+        ({"rows": [[1, 1]]}, "missing"),
+        ({"copy_byte_s": 0.0}, "copy_byte_s is 0.0"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_a_fault_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    path = tmp_path / "layer.json"
+    write_layer_times(path, TIMES)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ProfileError, match=message) as error:
+        read_layer_times(path)
+    assert "layer.json" in str(error.value)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="no/such"):
+        write_layer_times(tmp_path / "no/such/layer.json", replace(TIMES, rows=()))
