@@ -16,6 +16,9 @@ from simmoe.errors import DataError, UsageError, did_you_mean
 
 _PUBLISHED = Path(__file__).parent / "data" / "models"
 
+#: Layers beyond which a configuration is taken to be damaged.
+MOST_LAYERS = 10_000
+
 Config = Mapping[str, Any]
 """A Hugging Face config.json."""
 
@@ -152,7 +155,7 @@ def family_of(config: Config) -> Family:
     model_type = config.get("model_type")
     if model_type is None:
         raise DataError(f"no model_type; supported families: {', '.join(sorted(FAMILIES))}")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise DataError(
             f"model_type '{model_type}' is not supported; supported families: {', '.join(sorted(FAMILIES))}"
         )
@@ -166,7 +169,7 @@ def family_of(config: Config) -> Family:
             f"quantization_config{f' ({method})' if method else ''} is not supported; profiles are of bf16 weights: "
             f"give the configuration of the unquantized model"
         )
-    return FAMILIES[str(model_type)]
+    return FAMILIES[model_type]
 
 
 def num_experts_key(config: Config) -> str:
@@ -189,6 +192,8 @@ def model_shape(config: Config) -> ModelShape:
     if top_k > num_experts:
         raise DataError(f"num_experts_per_tok is {top_k}, above {num_experts_key(config)} {num_experts}")
     width = _count(config, family.width)
+    if num_layers > MOST_LAYERS:
+        raise DataError(f"num_hidden_layers is {num_layers}; no model has more than {MOST_LAYERS}")
     num_moe_layers = sum(_is_moe_layer(config, layer) for layer in range(num_layers))
     if not num_moe_layers:
         raise DataError(f"none of the {num_layers} layers has routed experts")
@@ -244,10 +249,10 @@ def _is_moe_layer(config: Config, layer: int) -> bool:
         dense = _count(config, "first_k_dense_replace", least=0, default=0)
         return layer >= dense and layer % _count(config, "moe_layer_freq", default=1) == 0
     if config["model_type"] == "qwen3_moe":
-        return (
-            layer not in (config.get("mlp_only_layers") or [])
-            and (layer + 1) % _count(config, "decoder_sparse_step", default=1) == 0
-        )
+        dense_layers = config.get("mlp_only_layers") or []
+        if not isinstance(dense_layers, list):
+            raise DataError(f"mlp_only_layers is {dense_layers!r}; it must be a list of layers")
+        return layer not in dense_layers and (layer + 1) % _count(config, "decoder_sparse_step", default=1) == 0
     return True
 
 
@@ -265,6 +270,8 @@ def _attention(config: Config) -> _Attention:
     hidden_size, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     kv_heads = _count(config, "num_key_value_heads", default=heads)
     head_dim = _count(config, "head_dim", default=hidden_size // heads)
+    if not head_dim:
+        raise DataError(f"num_attention_heads is {heads}, above hidden_size {hidden_size}")
     if heads % kv_heads:
         raise DataError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     weights = 2 * hidden_size * head_dim * (heads + kv_heads)

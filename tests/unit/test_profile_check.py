@@ -1,0 +1,232 @@
+"""Checking a table on recorded steps: limits, spread, what is refused, and the command."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simmoe.cli import run
+from simmoe.errors import ProfileError
+from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_path, recording_path
+from simmoe.profiles.check import (
+    DECODE_ONLY,
+    WITH_PROMPTS,
+    CheckedStep,
+    Errors,
+    Limits,
+    checked_steps,
+    errors_by,
+    host_spread,
+    verdicts,
+)
+from simmoe.profiles.shape import StepShape
+from simmoe.profiles.table import Cell, GridTable
+
+SYNTHETIC = "synthetic-olmoe-split4"
+COLUMNS = (
+    "start_s", "output_s", "num_prefill_tokens", "prefill_kv_pairs", "num_prefill_seqs", "num_decode_seqs",
+    "decode_kv_tokens", "k_exec",
+)  # fmt: skip
+SHAPES = [StepShape(0, 0, 0, n, n * 500, k) for n in (1, 16, 64, 300) for k in (8, 32)]
+SHAPES += [StepShape(n, n * (n + 1) // 2, 1, 20, 9000, k) for n in (100, 700, 3000) for k in (8, 32)]
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def write_recording(
+    path: Path,
+    pace_s: Callable[[StepShape], float],
+    shapes: Sequence[StepShape] = SHAPES,
+    name: str = "poisson",
+    **header: Any,
+) -> Path:
+    """Write a busy engine's steps, each as long as ``pace_s`` says."""
+    head = {"format": "simmoe-recording", "version": 1, "steps": COLUMNS, "requests": [], **header}
+    lines = [json.dumps(head), json.dumps({"recording": name})]
+    now_s = 0.0
+    for shape in (shapes[0], *shapes):
+        end_s = now_s + pace_s(shape)
+        lines.append(json.dumps(["step", now_s - 1e-4, end_s, *shape]))
+        now_s = end_s
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def step(steps: str, launch: str, ratio: float) -> CheckedStep:
+    return CheckedStep(steps, launch, 8, 4, "grid", ratio, 1.0)
+
+
+def test_a_perfect_recording_passes_and_a_slower_one_does_not(tmp_path: Path) -> None:
+    cost = load_profile(SYNTHETIC).cost()
+    perfect = write_recording(tmp_path / "a.jsonl", cost.step_s)
+    assert run(["profile", "check", SYNTHETIC, str(perfect)]) == 0
+    slower = write_recording(tmp_path / "b.jsonl", lambda shape: 1.02 * cost.step_s(shape))
+    assert run(["profile", "check", SYNTHETIC, str(slower)]) == 9
+    assert run(["profile", "check", SYNTHETIC, str(slower), "--bias", "2.5"]) == 0
+    assert run(["profile", "check", SYNTHETIC, str(perfect), str(slower), "--bias", "0.5"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("ratios", "above"),
+    [
+        ([1.0, 1.0, 1.0], []),
+        ([1.011, 1.011, 1.011], ["bias"]),
+        ([0.96, 1.04, 1.04, 0.96], ["median"]),
+        ([1.0] * 18 + [0.9, 1.1], ["p95"]),
+        ([2.0, 2.0], ["bias", "median", "p95"]),
+    ],
+)
+def test_each_limit_is_held_apart(ratios: list[float], above: list[str]) -> None:
+    (verdict,) = verdicts([step(DECODE_ONLY, "captured", ratio) for ratio in ratios], Limits(), host_spread=0.5)
+    assert [line.split()[0] for line in verdict.above] == above
+
+
+def test_the_host_s_spread_counts_above_the_captured_sizes_alone() -> None:
+    steps = [step(kind, launch, 1.1) for kind in (WITH_PROMPTS, DECODE_ONLY) for launch in ("captured", "eager")]
+    found = {(v.steps, v.launch): bool(v.above) for v in verdicts(steps, Limits(), host_spread=0.2)}
+    assert found == {
+        (WITH_PROMPTS, "captured"): True, (WITH_PROMPTS, "eager"): False,
+        (DECODE_ONLY, "captured"): True, (DECODE_ONLY, "eager"): False,
+    }  # fmt: skip
+    assert all(v.above for v in verdicts(steps, Limits(), host_spread=0.05))
+
+
+def test_errors_are_those_of_numpy() -> None:
+    rng = np.random.default_rng(3)
+    measured = rng.uniform(1, 2, 200)
+    predicted = measured * rng.normal(1, 0.1, 200)
+    steps = [CheckedStep(DECODE_ONLY, "captured", 8, 4, "grid", p, m) for p, m in zip(predicted, measured, strict=True)]
+    errors = Errors.of(steps)
+    relative = predicted / measured - 1
+    assert errors.bias == pytest.approx(relative.mean())
+    assert errors.median == pytest.approx(np.median(np.abs(relative)))
+    assert errors.p95 == pytest.approx(np.quantile(np.abs(relative), 0.95))
+    assert errors.number == 200
+    assert errors.predicted_s == pytest.approx(predicted.sum())
+
+
+def test_the_part_at_fault_is_named() -> None:
+    table = load_profile(SYNTHETIC).table
+    steps = checked_steps(table, [recorded_at(SHAPES)]).steps
+    parts = {(s.num_tokens, s.k): s.part for s in steps if s.steps == DECODE_ONLY}
+    # the synthetic host takes 1 ms and the device at least 1.5 ms: never the host
+    assert set(parts.values()) <= {"grid", "attention"}
+    long_contexts = [StepShape(0, 0, 0, 64, 64 * 16000, 8)]
+    assert {s.part for s in checked_steps(table, [recorded_at(long_contexts)]).steps} == {"attention"}
+    slow_host = replace(table, host={path: share._replace(base_s=1.0) for path, share in table.host.items()})
+    assert {s.part for s in checked_steps(slow_host, [recorded_at(SHAPES)]).steps} == {"host"}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def recorded_at(shapes: Sequence[StepShape]) -> Path:
+    return write_recording(Path("recorded.jsonl"), load_profile(SYNTHETIC).cost().step_s, shapes)
+
+
+def test_every_step_lies_in_one_class() -> None:
+    steps = checked_steps(load_profile(SYNTHETIC).table, [recorded_at(SHAPES)]).steps
+    groups = errors_by(steps, lambda s: (s.steps, s.size_class, s.part))
+    assert sum(errors.number for errors in groups.values()) == len(steps) == len(SHAPES)
+    for s in steps:
+        low, _, high = s.size_class.replace(",", "").partition("-")
+        assert int(low) <= s.num_tokens <= int(high)
+
+
+def test_the_spread_is_that_of_eager_points_and_calibration_steps_come_first() -> None:
+    table = load_profile(SYNTHETIC).table
+    assert host_spread(table) == 0.0  # measured at captured sizes alone
+    above = GridTable(
+        (*table.prefill.sizes, 10_000),
+        table.prefill.ks,
+        (*table.prefill.cells, tuple(Cell(0.5, 0.1, 3) for _ in table.prefill.ks)),
+    )
+    assert host_spread(replace(table, prefill=above)) == pytest.approx(0.2, rel=0.02)
+    ratios = np.linspace(1, 2, 11)
+    calibration = [CheckedStep(WITH_PROMPTS, "eager", 9000, 4, "host", 1.0, float(ratio)) for ratio in ratios]
+    assert host_spread(replace(table, prefill=above), calibration) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"model": "another"}, "was recorded with model 'another'"),
+        ({"card": "NVIDIA H100"}, "was recorded with card 'NVIDIA H100'"),
+        ({"captured_sizes": [1, 2]}, "was recorded with captured_sizes 2 sizes up to 2"),
+    ],
+)
+def test_a_recording_of_another_engine_is_refused(tmp_path: Path, header: dict[str, Any], message: str) -> None:
+    path = write_recording(tmp_path / "r.jsonl", lambda _: 0.01, **header)
+    with pytest.raises(ProfileError) as error:
+        checked_steps(load_profile(SYNTHETIC).table, [path])
+    assert message in str(error.value) and "r.jsonl" in str(error.value)
+
+
+def test_what_took_part_in_a_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = profile_path(DEFAULT_PROFILE).parent / "raw" / f"{DEFAULT_PROFILE}.jsonl.gz"
+    assert run(["profile", "check", DEFAULT_PROFILE, str(samples)]) == 3
+    assert "samples a table is fitted to cannot check it" in capsys.readouterr().err
+
+
+def test_a_recording_of_nothing_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    idle = write_recording(tmp_path / "idle.jsonl", lambda _: 0.01, SHAPES[:1])
+    idle.write_text("\n".join(idle.read_text().splitlines()[:-1]) + "\n")
+    assert run(["profile", "check", SYNTHETIC, str(idle)]) == 3
+    assert "no step that followed another without a pause" in capsys.readouterr().err
+
+
+def test_a_kind_of_step_that_was_not_recorded_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    decodes = write_recording(tmp_path / "d.jsonl", load_profile(SYNTHETIC).cost().step_s, SHAPES[:4])
+    assert run(["profile", "check", SYNTHETIC, str(decodes)]) == 0
+    assert "no step with prompts was recorded: not checked" in capsys.readouterr().err
+
+
+def test_budgets_of_an_unsplit_model_are_in_the_table_s_units(tmp_path: Path) -> None:
+    table = load_profile(SYNTHETIC).table
+    recording = write_recording(tmp_path / "r.jsonl", lambda _: 0.01, [StepShape(0, 0, 0, 8, 800, 2)])
+    (once,) = checked_steps(table, [recording]).steps
+    (fourfold,) = checked_steps(replace(table, k_granularity=4), [recording]).steps
+    assert (once.k, fourfold.k) == (2, 8)
+
+
+def test_the_shipped_recording_is_the_default_and_its_kinds_are_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    path = recording_path(DEFAULT_PROFILE)
+    assert path is not None
+    run(["profile", "check"])
+    default = capsys.readouterr().out
+    run(["profile", "check", DEFAULT_PROFILE, str(path)])
+    assert capsys.readouterr().out == default
+    lines = [line.split() for line in default.splitlines()]
+    numbers = {line[0]: int(line[2].replace(",", "")) for line in lines if len(line) > 2 and line[1] == "captured"}
+    with gzip.open(path, "rt") as file:
+        recorded = sum(line.startswith('["step"') for line in file)
+    assert 0.9 * recorded < numbers["prompts"] + numbers["decode"] <= recorded
+
+
+def test_without_a_recording_one_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profile", "check", SYNTHETIC]) == 2
+    assert "no recording ships with 'synthetic-olmoe-split4'" in capsys.readouterr().err
+
+
+def test_the_plot_is_written_even_where_limits_are_exceeded(tmp_path: Path) -> None:
+    slower = write_recording(tmp_path / "b.jsonl", lambda _: 0.5)
+    assert run(["profile", "check", SYNTHETIC, str(slower), "--plot", "c.png"]) == 9
+    assert Path("c.png").read_bytes().startswith(b"\x89PNG")
+    assert run(["profile", "check", SYNTHETIC, str(slower), "--plot", "c.gif"]) == 2
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "x"])
+def test_a_limit_that_limits_nothing_is_refused(value: str) -> None:
+    assert run(["profile", "check", SYNTHETIC, "--p95", value]) == 2
