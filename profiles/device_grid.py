@@ -79,8 +79,8 @@ def fit_device(
             for s, t in zip(rows, left, strict=True)
             if t <= (TRUST_SURE if s in surely else TRUST) * limits[at[key(s)]]
         ]
-        kept = {s.key for s, _ in trusted}
-        sure = [s for s in evidence.sure if s.key in kept]
+        kept = {s for s, _ in trusted}
+        sure = [s for s in evidence.sure if s in kept]
     if not np.isfinite(limits).all():
         raise ProfileError(f"{kind} steps were not measured at the largest size {sizes[-1]} and the largest k {ks[-1]}")
 

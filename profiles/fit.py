@@ -8,7 +8,8 @@ the host is not always equally fast, so a step may have taken longer than its de
    so do device-clock times below the host's share, which no step can show. Rows within TRUST of the least such bound
    give the grid; those above it were held up by the host. Where noise turned the grid round, it is projected back.
 3. What decoding sequences add to a step with prompt tokens, and then the host's share by launch path, are what best
-   explains the steps (least absolute error).
+   explains the steps (least absolute error). The host has more to do while it serves than between measured points, so a
+   calibration recording's steps take part in its share, and in nothing else.
 
 Without step-clock samples, the device clock's take their place. Samples marked ``held_out`` take no part.
 """
@@ -55,7 +56,8 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
         name: of the profile.
         status: one of table.STATUSES.
         summary: one line on model, card and execution mode.
-        recorded: steps of real runs of the same engine, asynchronously scheduled; the table is checked on them.
+        recorded: steps of real runs of the same engine, asynchronously scheduled. The table is checked on them; those
+            not held out tell the host's share while it serves.
     Raises:
         ProfileError: runs of different engines, or no points of a kind that is needed.
     """
@@ -105,9 +107,11 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
         provenance={},
     )
     table = replace(table, attention=_mixed_terms(table, not_held_up(of("mixed"))))
-    table = replace(table, host=_host_shares(table, steps, clock))
+    serving = [sample for sample in recorded if not sample.held_out]
+    table = replace(table, host=_host_shares(table, [*steps, *serving], clock))
     facts = {
         "steps": len(steps),
+        "calibration_steps": len(serving),
         "steps_the_grids_rest_on": prefill.trusted + decode.trusted,
         "monotone_projection_moved_at_most": {"prefill": prefill.moved, "decode": decode.moved},
         "residuals": [row._asdict() for row in _checks(table, runs, recorded)],
@@ -124,7 +128,8 @@ def _checks(table: StepTable, runs: Sequence[Run], recorded: Sequence[Sample]) -
         held_out = [sample for sample in samples if sample.held_out]
         rows += residuals(table, fitted, async_scheduling=scheduling, source=f"fitted{note}")
         rows += residuals(table, held_out, async_scheduling=scheduling, source=f"held out{note}")
-    return rows + residuals(table, recorded, async_scheduling=True, source="recorded")
+    held_out = [sample for sample in recorded if sample.held_out]
+    return rows + residuals(table, held_out, async_scheduling=True, source="recorded")
 
 
 def _shared_header(runs: Sequence[Run]) -> SampleHeader:

@@ -27,8 +27,9 @@ async def header_of(engine: MeasuredEngine, run: Measuring, k_check: str, front_
     kernels: dict[str, Any] = {"platform": "cpu"}
     if not cpu:
         sizes = [n for n in engine.captured_sizes if n & (n - 1) == 0] or [1, 64, 1024]
-        tiles = await engine.call_worker("moe_tiles", sizes, sorted({1, k_max}))
-        kernels = {"moe_tiles": tiles, **await engine.call_worker("backends")}
+        kernels = await engine.call_worker("backends")
+        if kernels["moe"].startswith("Triton"):
+            kernels["moe_tiles"] = await engine.call_worker("moe_tiles", sizes, sorted({1, k_max}))
     args = setup.engine_args()
     flags = {
         key: args[key] for key in args

@@ -22,6 +22,10 @@ from simmoe.profiles.samples import SampleWriter, read_samples
 #: Seconds of a time limit kept for stopping the engine and fitting the table.
 STOPPING_S = 15.0
 
+#: Stands before what was seen where the proof of k failed. Logits near each other at neighbouring budgets can fail it
+#: as well as a wrong k, so the points are measured and kept for whoever looks into it.
+NOT_PROVED = "NOT PROVED, "
+
 
 def measure(run: Measuring, progress: Progress = lambda what, done, total: None) -> list[str]:
     """Measure a plan.
@@ -29,7 +33,7 @@ def measure(run: Measuring, progress: Progress = lambda what, done, total: None)
     Returns:
         What is still to be measured, in words; empty when all is done.
     Raises:
-        LiveError: the card is busy, or the k that ran is not the k named.
+        LiveError: the card is busy, a stage failed, or the k that ran is not proved to be the k named.
         ProfileError: the file holds another engine's samples.
     """
     if not on_cpu():
@@ -57,7 +61,10 @@ async def _measure(run: Measuring, progress: Progress, deadline_s: float) -> lis
         front_end = old.front_end if old is not None else await _front_end(engine, run.plan)
         header = await header_of(engine, run, k_check, front_end)
         with SampleWriter(run.out, header) as writer:
-            return await Stages(engine, run, writer, header, progress, deadline_s).go()
+            left = await Stages(engine, run, writer, header, progress, deadline_s).go()
+    if NOT_PROVED in k_check:
+        raise LiveError(f"measured, but that the k named is the k that ran is not proved: {k_check}")
+    return left
 
 
 async def _check_k(engine: MeasuredEngine, run: Measuring, progress: Progress) -> str:
@@ -79,9 +86,7 @@ async def _check_k(engine: MeasuredEngine, run: Measuring, progress: Progress) -
     seen = []
     for kind, by_k in logits.items():
         proved, line = proof.verdict(by_k, reference[kind])
-        seen.append(f"{kind}: {line}")
-        if not proved:
-            raise LiveError(f"the k named is not the k that ran in {kind} steps: {line}")
+        seen.append(f"{kind}: {'' if proved else NOT_PROVED}{line}")
     return f"raw logits of probe prompts against {against}; " + "; ".join(seen)
 
 

@@ -174,7 +174,7 @@ class Stages:
             self._left.append(f"recordings {', '.join(sorted(missing))}")
 
     async def _layer(self) -> None:
-        if self._time_left_s() < 20.0:
+        if self._time_left_s() < 30.0:
             self._left.append("the MoE layer")
             return
         self._say("the MoE layer alone")

@@ -63,12 +63,12 @@ class MeasuringWorker(PlatformWorker):  # type: ignore[misc]
         return {f"{n}/{k}": try_get_optimal_moe_config(w13, w2, k, None, n) for n in num_tokens for k in ks}
 
     def backends(self) -> dict[str, str]:
-        """Return the names of the attention backend and of the MoE kernel in use."""
+        """Return the names of the attention backend and of the MoE kernel in use; '' where a layer does not say."""
         context = self.vllm_config.compilation_config.static_forward_context
-        attention = next(layer for layer in context.values() if hasattr(layer, "attn_backend"))
+        backends = [layer.attn_backend for layer in context.values() if hasattr(layer, "attn_backend")]
         method = self._first_moe_layer().routed_experts.quant_method
         experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", method)
-        return {"attention": attention.attn_backend.get_name(), "moe": type(experts).__name__}
+        return {"attention": backends[0].get_name() if backends else "", "moe": type(experts).__name__}
 
     def _first_moe_layer(self) -> Any:
         from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
