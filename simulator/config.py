@@ -77,6 +77,12 @@ class FrontEndConfig:
     """From arrival to the rank's queue: tokenising, process boundary. At most MAX_DELAY_S."""
     egress_s: float = 0.0
     """From the end of a step to the client having its token. At most MAX_DELAY_S."""
+    ingress_service_s: float = 0.0
+    """A rank's own front end (its API server) works so long on each request, one after the other, before the rank has
+    it. At most MAX_DELAY_S."""
+    egress_per_token_s: float = 0.0
+    """What each token of a step adds until clients have that step's tokens: they are handed over one after the other.
+    At most MAX_DELAY_S."""
 
     def __post_init__(self) -> None:
         interval = self.publish_interval_s
@@ -87,7 +93,8 @@ class FrontEndConfig:
             f"at least {MIN_PUBLISH_INTERVAL_S:g} s and finite, or 0 for always fresh",
         )
         _require(self.num_front_ends >= 1, "num_front_ends", self.num_front_ends, "at least 1")
-        for name, delay in (("ingress_s", self.ingress_s), ("egress_s", self.egress_s)):
+        for name in ("ingress_s", "egress_s", "ingress_service_s", "egress_per_token_s"):
+            delay = getattr(self, name)
             _require(0 <= delay <= MAX_DELAY_S, name, delay, f"at least 0 and at most {MAX_DELAY_S:g} s")
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import simpy
 
 from simmoe.simulator.clock import Alarm, Clock, boundary_of
+from simmoe.simulator.config import FrontEndConfig
 from simmoe.simulator.publication import Counts, Timetable
 from simmoe.simulator.request import SimRequest
 from simmoe.simulator.result import RankTotals
@@ -28,11 +29,11 @@ class Listener(Protocol):
     def scheduled(self, request: SimRequest, start_s: float) -> None:
         """The first step that computes any of the request starts (again, after a preemption)."""
 
-    def token(self, request: SimRequest, end_s: float) -> None:
-        """The step that completes the request's prompt ends: an output token is out."""
+    def token(self, request: SimRequest, out_s: float) -> None:
+        """The step that completes the request's prompt has ended; its front end hands an output token out."""
 
-    def finished(self, request: SimRequest, dp_rank: int, end_s: float) -> None:
-        """The request's last output token is out."""
+    def finished(self, request: SimRequest, dp_rank: int, out_s: float) -> None:
+        """The request's last step has ended; its front end hands the last output token out."""
 
 
 class Engine:
@@ -44,7 +45,7 @@ class Engine:
         scheduler: Scheduler,
         totals: RankTotals,
         listener: Listener,
-        publish_interval_s: float,
+        front_end: FrontEndConfig,
         fast_forward: bool,
         log: StepLog | None,
         after_compose: Callable[[Scheduler], None] | None = None,
@@ -55,6 +56,7 @@ class Engine:
         self.listener = listener
         self.fast_forward = fast_forward
         self.log = log
+        self._egress_per_token_s = front_end.egress_per_token_s
         self.lead = 2 if scheduler.config.async_scheduling else 1
         """A step is composed when the step this many places before it ends."""
         self._after_compose = after_compose
@@ -66,7 +68,7 @@ class Engine:
         self._alarm: Alarm | None = None
         """The next boundary; alarms replaced since are ignored when they ring."""
         self._busy_since_s = 0.0
-        self._timetable = Timetable(publish_interval_s)
+        self._timetable = Timetable(front_end.publish_interval_s)
         self._published = self._counts(0.0)
         """The last publication; publications need no events, only to be kept before what they saw changes."""
 
@@ -123,8 +125,9 @@ class Engine:
         self._executing = self._composed = None
         if ended is not None:
             self._end(ended, now)
+            out_s = self._out_s(ended, now)
             for request in self.scheduler.finish(ended.index):
-                self.listener.finished(request, self.scheduler.dp_rank, now)
+                self.listener.finished(request, self.scheduler.dp_rank, out_s)
         if step is None:
             step = self._compose(now)
         if step is None:
@@ -168,7 +171,11 @@ class Engine:
         if self.log is not None:
             self.log.add(step)
         for request in step.completed_prompts:
-            self.listener.token(request, end_s)
+            self.listener.token(request, self._out_s(step, end_s))
+
+    def _out_s(self, step: Step, end_s: float) -> float:
+        """Return when the front end has handed out the tokens of a step."""
+        return end_s + self._egress_per_token_s * (step.num_decode_seqs + len(step.completed_prompts))
 
     # --------------------------------------------------------------------------------------------------- fast-forward
 

@@ -22,6 +22,7 @@ class Fates:
         self.on_finished: Callable[[SimRequest, int], None] = lambda request, rank: None
         """Called when a request has finished, with its rank."""
         self.dp_rank = np.full(size, -1, dtype=np.int64)
+        """Rank each request was routed to; -1: none."""
         self.rejections: Counter[str] = Counter()
         """Rejected requests by reason."""
         self.end_s = 0.0
@@ -38,9 +39,8 @@ class Fates:
         self._status[row] = "rejected"
         self.rejections[reason] += 1
 
-    def dispatched(self, row: int, rank: int, now_s: float) -> None:
+    def dispatched(self, row: int, now_s: float) -> None:
         """Record that a request has reached its rank."""
-        self.dp_rank[row] = rank
         self._dispatched_s[row] = now_s
 
     def scheduled(self, request: SimRequest, start_s: float) -> None:
@@ -48,18 +48,18 @@ class Fates:
         if not request.num_preemptions:
             self._scheduled_s[request.row] = start_s
 
-    def token(self, request: SimRequest, end_s: float) -> None:
+    def token(self, request: SimRequest, out_s: float) -> None:
         """Record the first output token; one that decoded before it was preempted has had its own."""
         if not request.num_preemptions or np.isnan(self._first_token_s[request.row]):
-            self._first_token_s[request.row] = end_s + self.egress_s
+            self._first_token_s[request.row] = out_s + self.egress_s
 
-    def finished(self, request: SimRequest, dp_rank: int, end_s: float) -> None:
-        """Record the last output token."""
+    def finished(self, request: SimRequest, dp_rank: int, out_s: float) -> None:
+        """Record the last output token; it comes after the first, however many tokens that one had to wait for."""
         row = request.row
-        self._finished_s[row] = end_s + self.egress_s
+        finished_s = self._finished_s[row] = max(out_s + self.egress_s, self._first_token_s[row])
         self._num_preemptions[row] = request.num_preemptions
         self._status[row] = "finished"
-        self.end_s = max(self.end_s, end_s + self.egress_s)
+        self.end_s = max(self.end_s, finished_s)
         self.on_finished(request, dp_rank)
 
     def left_over(self, request: SimRequest, running: bool) -> None:

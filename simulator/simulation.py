@@ -111,7 +111,7 @@ class _Simulation:
                     scheduler,
                     totals,
                     self.fates,
-                    config.front_end.publish_interval_s,
+                    config.front_end,
                     config.fast_forward,
                     log,
                     after_compose,
@@ -131,6 +131,8 @@ class _Simulation:
         self._policy_state()  # a state that cannot be kept shows before any work
         self._rows = _rows(workload)
         self._next = next(self._rows, None)
+        # _served_s[rank] is when that rank's front end is done with every request it has been given
+        self._served_s = [0.0] * config.num_ranks
         self._requests: dict[int, SimRequest] = {}
         """row -> request dispatched and unfinished."""
 
@@ -191,7 +193,16 @@ class _Simulation:
         rank = self.front_ends[front_end].route(view, now_s)
         request = SimRequest(index, view, output, k_qos, front_end, hashes)
         self._requests[index] = request
-        self.fates.dispatched(index, rank, now_s)
+        self.fates.dp_rank[index] = rank
+        service_s = self.config.front_end.ingress_service_s
+        if not service_s:
+            self._dispatch(request, rank)
+            return
+        self._served_s[rank] = max(now_s, self._served_s[rank]) + service_s
+        self.clock.at(self._served_s[rank], ARRIVAL, lambda _: self._dispatch(request, rank))
+
+    def _dispatch(self, request: SimRequest, rank: int) -> None:
+        self.fates.dispatched(request.row, self.clock.now)
         self.engines[rank].dispatch(request)
 
     def _finished(self, request: SimRequest, rank: int) -> None:

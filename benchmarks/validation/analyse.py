@@ -10,12 +10,13 @@ import argparse
 import csv
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from front_end import front_end_times
 from pictures import draw_distributions, draw_loads
-from plan import EXPERIMENTS, Cell
+from plan import EXPERIMENTS, FRONT_END, Cell
 
 from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES, Causes
@@ -79,12 +80,17 @@ def main() -> None:
 
 
 def _compared(records: Path, profiles: dict[str, Profile], only: str) -> Iterable[Compared]:
+    burst, load = (read_record(records / "keyed" / cell.name) for cell in FRONT_END)
+    front_end = front_end_times(burst, load)
+    print(
+        "front end, ms:", {name: round(1e3 * value, 4) for name, value in asdict(front_end).items() if "gress" in name}
+    )
     for experiment, profile in profiles.items():
         for cell in EXPERIMENTS[experiment]:
             folder = records / experiment / cell.name
             if cell.name.startswith(only) and (folder / MANIFEST).exists():
                 live = read_record(folder)
-                simulated, _ = simulate_like(live, profile)
+                simulated, _ = simulate_like(live, profile, front_end)
                 causes, _ = find_causes(simulated, live, Pairing.of(simulated, live))
                 yield Compared(cell, live, simulated, causes)
 

@@ -51,21 +51,25 @@ class Cell:
         return self.rate / SATURATION[self.system] * 2 / self.num_ranks
 
 
-def _online(system: str, load: float, num_ranks: int, seed: int, seconds: float = ONLINE_S) -> Cell:
+def _online(system: str, load: float, num_ranks: int, seed: int) -> Cell:
     rate = round(load * min(SATURATION.values()) * num_ranks / 2, 1)
-    return Cell(f"{system}-{round(100 * load)}", system, rate, round(rate * seconds), seed, num_ranks)
+    return Cell(f"{system}-{round(100 * load)}", system, rate, round(rate * ONLINE_S), seed, num_ranks)
 
 
-def _offline(system: str, seed: int, requests: int = BURST) -> Cell:
-    return Cell(f"{system}-offline", system, math.inf, requests, seed, 1)
+def _offline(system: str, seed: int) -> Cell:
+    return Cell(f"{system}-offline", system, math.inf, BURST, seed, 1)
 
 
-#: Where each engine's share is measured that the step-time profile does not hold: the front end's, per token.
-FRONT_END = _online("vllm+k", 0.6, 2, seed=7001, seconds=8.0)
+#: What the front end's times are taken from, and nothing else: a burst (how long it works on a request) and a load (how
+#: long a step's tokens take to be handed over).
+FRONT_END = (
+    Cell("front-end-burst", "vllm+k", math.inf, 64, 7002, 1),
+    Cell("front-end-load", "vllm+k", 45.0, 360, 7001, 2),
+)
 
 #: Two engines, graphs captured at every size and keyed by k; in the order they are run, the most telling first.
 KEYED = (
-    Cell("front-end", FRONT_END.system, FRONT_END.rate, FRONT_END.requests, FRONT_END.seed, 2),
+    *FRONT_END,
     *(_online(system, load, 2, seed=9000 + round(100 * load)) for load in (0.7, 0.9) for system in POLICIES),
     *(_offline(system, seed=9000) for system in ("k-aware", "vllm+k", "vllm")),
     *(_online(system, load, 2, seed=9000 + round(100 * load)) for load in (0.5, 0.25) for system in POLICIES),

@@ -36,7 +36,13 @@ front_ends = st.builds(
     num_front_ends=st.integers(1, 2),
     ingress_s=st.sampled_from([0.0, 0.003]),
     egress_s=st.sampled_from([0.0, 0.002]),
+    ingress_service_s=st.sampled_from([0.0, 0.0007]),
+    egress_per_token_s=st.sampled_from([0.0, 0.0013]),
 )
+
+
+def front_end_like(config: SimConfig, **changed: float) -> SimConfig:
+    return dataclasses.replace(config, front_end=dataclasses.replace(config.front_end, **changed))  # type: ignore[arg-type]
 
 
 @st.composite
@@ -168,6 +174,7 @@ def test_steps_keep_within_the_engines_limits(
 def test_every_scheduled_request_gets_at_least_its_budget(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
 ) -> None:
+    config = front_end_like(config, egress_per_token_s=0.0)  # so that a finish tells the end of its step
     result = run(workload, config, cost, policy)
     steps, requests = result.steps, result.requests
     assert steps is not None
@@ -194,9 +201,15 @@ def test_phases_follow_one_another_and_every_request_leaves(
     times = np.column_stack([requests["arrival_s"], *(requests[name] for name in TIMES)])[done]
     assert np.isfinite(times).all()
     assert (np.diff(times, axis=1) >= 0).all()
-    np.testing.assert_array_equal(
-        requests["dispatched_s"][done], requests["arrival_s"][done] + config.front_end.ingress_s
-    )
+    served_s = config.front_end.ingress_service_s
+    passed_s = requests["arrival_s"] + config.front_end.ingress_s + served_s
+    for rank in range(config.num_ranks):
+        mine = done & (requests["dp_rank"] == rank)
+        dispatched_s = requests["dispatched_s"][mine]
+        if not served_s:
+            np.testing.assert_array_equal(dispatched_s, passed_s[mine])
+        assert (dispatched_s >= passed_s[mine]).all()
+        assert (np.diff(dispatched_s) >= served_s - 1e-12).all()
     assert np.isnan(requests["dispatched_s"][requests["status"] == "rejected"]).all()
     one = done & (requests["output_tokens"] == 1)
     np.testing.assert_array_equal(requests["first_token_s"][one], requests["finished_s"][one])
@@ -219,6 +232,7 @@ def test_first_come_first_served_within_a_tier(
 def test_never_idle_with_admissible_work(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
 ) -> None:
+    config = front_end_like(config, egress_per_token_s=0.0)  # so that a finish tells the end of its step
     result = run(workload, config, cost, policy)
     steps, requests = result.steps, result.requests
     assert steps is not None
@@ -264,6 +278,8 @@ def test_no_event_storm(workload: Workload, config: SimConfig, cost: LinearStepC
     """Events are bounded by steps and requests, whatever a policy asks for, and none piles up at an instant."""
     clocks: list[float] = []
     real = Clock.at
+
+    config = front_end_like(config, ingress_service_s=0.0)  # its work on a request is an event of its own
 
     def counting(clock: Clock, time_s: float, priority: EventPriority, callback: Callback) -> Alarm:
         clocks.append(time_s)

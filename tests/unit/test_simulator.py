@@ -163,6 +163,16 @@ def test_front_end_delays_show_on_the_clients_clock_only() -> None:
     assert times == [0.0, 0.25, 0.25, 1.75, 2.75]
 
 
+def test_a_front_end_serves_requests_one_by_one_and_hands_tokens_out_one_by_one() -> None:
+    front_end = FrontEndConfig(ingress_service_s=0.25, egress_per_token_s=0.125)
+    requests = run(workload((0.0, 4, 1, 1), (0.0, 4, 1, 1), (5.0, 4, 1, 1)), front_end=front_end).requests
+    assert requests["dispatched_s"].tolist() == [0.25, 0.5, 5.25]
+    first_s, second_s, third_s = requests["first_token_s"].tolist()
+    assert first_s == 0.25 + 1.0 + 0.125  # a step of its own, since the other came after it had begun
+    assert second_s == 0.25 + 2.0 + 0.125
+    assert third_s == 5.25 + 1.0 + 0.125
+
+
 # ------------------------------------------------------------------------------------------------------- prefix cache
 
 

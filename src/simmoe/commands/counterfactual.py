@@ -49,7 +49,7 @@ def find_causes(first: RunRecord, second: RunRecord, pairing: Pairing) -> tuple[
         requests = simulate(workload, config, cost, choice.batch, choice.route).requests
         return mean_latency(requests, np.arange(len(order)), arrival_s[order] - start_s)
 
-    at_dispatch = replace(config, front_end=replace(config.front_end, ingress_s=0.0))
+    at_dispatch = replace(config, front_end=replace(config.front_end, ingress_s=0.0, ingress_service_s=0.0))
     dispatched_s = second.requests["dispatched_s"][rows]
     chain = [as_it_was, repeat(arrival_s, config, cost), repeat(dispatched_s, at_dispatch, cost)]
     ratios = _step_ratios(cost, first.steps, second.steps)

@@ -67,9 +67,13 @@ validate = click.Command(
 )
 
 
-def simulate_like(live: RunRecord, profile: Profile) -> tuple[RunRecord, str]:
+def simulate_like(live: RunRecord, profile: Profile, front_end: FrontEndConfig | None = None) -> tuple[RunRecord, str]:
     """Simulate a live run's workload under its policy, within its engines' limits.
 
+    Args:
+        live: the live run's record.
+        profile: step times, and the front end's where ``front_end`` does not say.
+        front_end: delays of the front end.
     Returns:
         The simulated record, its steps kept, and what the profile had to extrapolate.
     Raises:
@@ -89,7 +93,8 @@ def simulate_like(live: RunRecord, profile: Profile) -> tuple[RunRecord, str]:
         k_max=profile.k_max,
         k_granularity=profile.k_granularity,
         engine=EngineConfig(**{name: value for name, value in given["engine"].items() if name in known}),
-        front_end=FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s),
+        front_end=front_end
+        or FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s),
         record_steps=True,
     )
     choice = parse_policy(policy)
