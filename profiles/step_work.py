@@ -93,7 +93,7 @@ def padded_rows(num_experts: int, num_tokens: FloatArray, k: FloatArray) -> Floa
     for at, (n, each) in enumerate(zip(num_tokens.ravel(), k.ravel(), strict=True)):
         tile = tile_rows(int(n))
         starts = np.arange(0, int(n), tile, dtype=np.float64)
-        rows.flat[at] = num_experts * tile * bdtrc(starts, n, min(each / num_experts, 1.0)).sum()
+        rows.flat[at] = num_experts * tile * bdtrc(starts, int(n), min(each / num_experts, 1.0)).sum()
     return rows
 
 

@@ -180,6 +180,17 @@ def test_what_took_part_in_a_fit_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "samples a table is fitted to cannot check it" in capsys.readouterr().err
 
 
+def test_steps_recorded_to_calibrate_the_host_judge_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calibration = write_recording(tmp_path / "c.jsonl", lambda _: 9.0, name="calibration")
+    assert run(["profile", "check", SYNTHETIC, str(calibration)]) == 3
+    assert "no step that was kept out of the fit" in capsys.readouterr().err
+    held_out = write_recording(tmp_path / "h.jsonl", load_profile(SYNTHETIC).cost().step_s)
+    both = tmp_path / "both.jsonl"
+    both.write_text(calibration.read_text() + "\n".join(held_out.read_text().splitlines()[1:]) + "\n")
+    assert run(["profile", "check", SYNTHETIC, str(both)]) == 0
+    assert f"{len(SHAPES)} further steps" in capsys.readouterr().out
+
+
 def test_a_recording_of_nothing_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     idle = write_recording(tmp_path / "idle.jsonl", lambda _: 0.01, SHAPES[:1])
     idle.write_text("\n".join(idle.read_text().splitlines()[:-1]) + "\n")

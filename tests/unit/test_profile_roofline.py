@@ -1,0 +1,297 @@
+"""Roofline estimates: counted work against brute force, efficiencies recovered, held-out errors, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simmoe.cli import run
+from simmoe.errors import ProfileError, UsageError
+from simmoe.profiles.binding import Roofline, roofline_of
+from simmoe.profiles.cards import CARDS, card_named
+from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_names
+from simmoe.profiles.estimate import estimate
+from simmoe.profiles.held_out import held_out_errors
+from simmoe.profiles.learned import MeasuredModel, learn_from, measured_models
+from simmoe.profiles.models import model_shape, published_models, read_model, split_config
+from simmoe.profiles.roofline import Efficiencies, GridPoints, device_s, learn
+from simmoe.profiles.shape import StepShape
+from simmoe.profiles.step_work import distinct_experts, padded_rows, step_work, tile_rows
+from simmoe.profiles.table import GridTable, StepTable
+from simmoe.profiles.table_file import dump_table, parse_table
+
+H200 = CARDS["h200"]
+OLMOE = read_model("olmoe-1b-7b")
+SHAPE = model_shape(split_config(OLMOE.config, 4))
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[MeasuredModel]:
+    return measured_models([load_profile(DEFAULT_PROFILE).table])
+
+
+def as_measured(one: MeasuredModel, name: str, splits: int, factor: float = 1.0) -> MeasuredModel:
+    """Return an estimate passed off as a measured table of another model."""
+    model = read_model(name)
+    table = estimate(learn_from([one]), one.table, H200, model, splits, [])
+
+    def cells(grid: GridTable) -> GridTable:
+        rows = tuple(tuple(c._replace(repetitions=3, device_s=factor * c.device_s) for c in row) for row in grid.cells)
+        return replace(grid, cells=rows)
+
+    table = replace(table, prefill=cells(table.prefill), decode=cells(table.decode), status="measured")
+    shape = model_shape(split_config(model.config, splits))
+    flags = one.table.provenance["runs"]
+    return MeasuredModel(replace(table, provenance={"runs": flags}), model.published_as, shape, H200)
+
+
+@pytest.mark.parametrize(("num_experts", "n", "k"), [(8, 5, 2), (16, 40, 3), (256, 300, 8), (64, 1, 8)])
+def test_experts_touched_and_tiles_filled_are_those_of_random_routing(num_experts: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(5)
+    touched, rows = [], []
+    for _ in range(300):
+        routed = rng.random((n, num_experts)).argsort(axis=1)[:, :k]
+        counts = np.bincount(routed.ravel(), minlength=num_experts)
+        touched.append((counts > 0).sum())
+        rows.append((-(-counts // tile_rows(n)) * tile_rows(n)).sum())
+    args = np.array([float(n)]), np.array([float(k)])
+    assert distinct_experts(num_experts, *args)[0] == pytest.approx(np.mean(touched), rel=0.02)
+    assert padded_rows(num_experts, *args)[0] == pytest.approx(np.mean(rows), rel=0.02)
+
+
+def test_work_is_counted_from_the_weights() -> None:
+    work = step_work(SHAPE, [3], [32], decode=True)
+    per_layer = 4 * 2048 * 2048 + 256 * 2048  # projections of 16 heads of 128, and the router
+    assert work.dense_flop[0] == 2 * 3 * 16 * per_layer
+    assert work.dense_bytes[0] == 2 * 16 * per_layer
+    assert work.head_flop[0] == 2 * 3 * 50304 * 2048
+    assert work.expert_bytes[0] == pytest.approx(2 * 16 * 256 * (1 - (1 - 32 / 256) ** 3) * 3 * 2048 * 256)
+    all_experts = step_work(SHAPE, [1], [256], decode=True)
+    assert all_experts.expert_bytes[0] == pytest.approx(2 * 16 * 256 * 3 * 2048 * 256)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(published_models()),
+    st.sampled_from(sorted(CARDS)),
+    st.integers(1, 8000),
+    st.integers(1, 6),
+    st.booleans(),
+)
+def test_no_estimate_beats_the_binding_roofline(name: str, card: str, n: int, k: int, decode: bool) -> None:
+    model, perfect = model_shape(read_model(name).config), Efficiencies(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    roofline = Roofline(model, CARDS[card].bf16_flop_s, CARDS[card].memory_byte_s, "")
+    shape = StepShape(0, 0, 0, n, 0, k) if decode else StepShape(n, 0, -(-n // 1024), 0, 0, k)
+    seconds = device_s(model, CARDS[card], perfect, n, k, decode=decode)
+    assert float(seconds) >= roofline.bound_s(shape) * (1 - 1e-9) > 0
+
+
+def test_the_roofline_s_ends_are_arithmetic_and_memory() -> None:
+    roofline = Roofline(SHAPE, H200.bf16_flop_s, H200.memory_byte_s, "")
+    flop, moved = roofline.work(StepShape(8192, 8 * 1024 * 1025 // 2, 8, 0, 0, 32))
+    assert flop / H200.bf16_flop_s > moved / H200.memory_byte_s
+    flop, moved = roofline.work(StepShape(0, 0, 0, 16, 16 * 4096, 32))
+    assert moved / H200.memory_byte_s > flop / H200.bf16_flop_s
+    # a KV token of OLMoE: keys and values of 16 heads of 128 in 16 layers, bf16
+    assert moved - roofline.work(StepShape(0, 0, 0, 16, 0, 32))[1] == 16 * 4096 * 2 * 2 * 16 * 128 * 16
+
+
+def test_known_efficiencies_are_learned_back() -> None:
+    truth = Efficiencies(0.5, 0.4, 0.7, 0.6, 20.0, 3.0, 8.0, 4e-6, 9e-5)
+    models = [
+        model_shape(split_config(read_model(name).config, splits)) for name in published_models() for splits in (1, 4)
+    ]
+    grids = []
+    for model in models:
+        for decode in (False, True):
+            ks = [k for k in (1, 2, 4, 6, 16, 24) if k <= model.top_k]
+            n, k = np.array(list(product([1, 8, 64, 256, 1024, 8192], ks)), dtype=np.float64).T
+            grids.append(GridPoints(model, H200, decode, n, k, device_s(model, H200, truth, n, k, decode=decode)))
+    found = learn(grids)
+    for grid in grids:
+        again = device_s(grid.model, H200, found, grid.num_tokens, grid.k, decode=grid.decode)
+        assert again == pytest.approx(grid.device_s, rel=0.05)
+    a100 = CARDS["a100-80gb"]
+    n, k = np.array([16.0, 4096.0]), np.array([4.0, 4.0])
+    assert device_s(SHAPE, a100, found, n, k, decode=False) == pytest.approx(
+        device_s(SHAPE, a100, truth, n, k, decode=False), rel=0.1
+    )
+
+
+def test_nothing_learned_leaves_what_is_believed() -> None:
+    assert learn([]) == Efficiencies()
+    with pytest.raises(ProfileError, match="no measured table"):
+        learn_from([])
+
+
+def test_every_shipped_measured_table_of_one_card_is_learned_from() -> None:
+    tables = [load_profile(name).table for name in profile_names()]
+    usable = {
+        table.name
+        for table in tables
+        if table.status == "measured" and table.captured_sizes and table.provenance["runs"][0]["num_cards"] == 1
+    }
+    found = {one.table.name: one for one in measured_models(tables)}
+    assert set(found) == usable >= {DEFAULT_PROFILE}
+    assert found[DEFAULT_PROFILE].shape == SHAPE
+    assert found[DEFAULT_PROFILE].base == OLMOE.published_as
+
+
+def test_the_card_at_hand_is_estimated_as_it_was_measured(measured: list[MeasuredModel]) -> None:
+    (one,) = measured
+    table = estimate(learn_from(measured), one.table, H200, OLMOE, 4, [])
+    assert (table.k_max, table.block_size, table.captured_sizes) == (32, 16, one.table.captured_sizes)
+    # the memory an engine keeps is learned, so the KV that is left is the one seen
+    assert table.num_gpu_blocks == pytest.approx(one.table.num_gpu_blocks, abs=1)
+    assert table.attention.prefill_pair_s == pytest.approx(one.table.attention.prefill_pair_s)
+    for path, share in one.table.host.items():
+        assert tuple(table.host[path]) == pytest.approx(tuple(share))
+
+
+@pytest.mark.parametrize("card", sorted(CARDS))
+@pytest.mark.parametrize("splits", [1, 4])
+def test_estimates_load_and_are_marked(card: str, splits: int, measured: list[MeasuredModel]) -> None:
+    table = estimate(learn_from(measured), measured[0].table, CARDS[card], OLMOE, splits, [])
+    again = parse_table(dump_table(table).encode(), "estimate")
+    assert again.status == "estimated"
+    assert again.k_max == 8 * splits == again.prefill.ks[-1]
+    roofline = roofline_of(again)
+    assert roofline is not None and roofline.flop_s == CARDS[card].bf16_flop_s
+
+
+def test_a_faster_card_is_never_slower(measured: list[MeasuredModel]) -> None:
+    learned = learn_from(measured)
+    h100, h200 = (estimate(learned, measured[0].table, CARDS[c], OLMOE, 4, []) for c in ("h100", "h200"))
+    for name in ("prefill", "decode"):
+        assert (np.array(getattr(h100, name).seconds) >= np.array(getattr(h200, name).seconds) * (1 - 1e-12)).all()
+    assert h100.decode_kv[0][1] > h200.decode_kv[0][1]
+    assert h100.num_gpu_blocks < h200.num_gpu_blocks
+
+
+def test_weights_that_do_not_fit_are_refused(measured: list[MeasuredModel]) -> None:
+    with pytest.raises(UsageError, match=r"weights take 61\.1 GB in bf16"):
+        estimate(learn_from(measured), measured[0].table, CARDS["rtx-4090"], read_model("qwen3-30b-a3b"), 1, [])
+
+
+def test_with_one_model_its_budgets_are_held_out_and_with_two_the_model(measured: list[MeasuredModel]) -> None:
+    (one,) = measured
+    assert {row.held_out for row in held_out_errors(measured)} == {"budgets"}
+    other_split = as_measured(one, "olmoe-1b-7b", 1)
+    assert {row.held_out for row in held_out_errors([one, other_split])} == {"split"}
+    rows = held_out_errors([one, as_measured(one, "deepseek-v2-lite", 4)])
+    assert {(row.table, row.held_out, row.learned_from) for row in rows} == {
+        (DEFAULT_PROFILE, "model", f"deepseek-v2-lite-split4-{H200.name}"),
+        (f"deepseek-v2-lite-split4-{H200.name}", "model", DEFAULT_PROFILE),
+    }
+    # the second table is what the first predicts, so predicting it back is exact
+    predicted = [row for row in rows if row.learned_from == DEFAULT_PROFILE]
+    assert all(row.p95 < 1e-3 and row.number for row in predicted)
+
+
+def test_held_out_errors_are_those_of_the_steps(measured: list[MeasuredModel]) -> None:
+    """A table whose device takes twice what the other one teaches comes out at half where the device binds."""
+    twice = as_measured(measured[0], "deepseek-v2-lite", 4, factor=2.0)
+    rows = {
+        (row.steps, row.bound_by): row for row in held_out_errors([measured[0], twice]) if row.table == twice.table.name
+    }
+    assert -0.5 <= rows["prefill", "device"].bias < -0.3
+    assert rows["prefill", "device"].number <= rows["prefill", "device or host"].number
+
+
+def test_tables_that_are_not_measured_teach_nothing(measured: list[MeasuredModel]) -> None:
+    estimated = estimate(learn_from(measured), measured[0].table, H200, OLMOE, 4, [])
+    table: StepTable = measured[0].table
+    run_of = table.provenance["runs"][0]
+    two_cards = replace(table, provenance={"runs": [{**run_of, "num_cards": 2}]})
+    unknown_card = replace(table, provenance={"runs": [{**run_of, "card": "NVIDIA B200"}]})
+    unknown_model = replace(table, provenance={"runs": [{**run_of, "model": "mine", "model_config": {}}]})
+    assert (
+        measured_models(
+            [estimated, two_cards, unknown_card, unknown_model, load_profile("synthetic-olmoe-split4").table]
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize("name", ["h200", "H200", "NVIDIA H200", "nvidia h200"])
+def test_cards_are_found_by_either_name(name: str) -> None:
+    assert card_named(name) is H200
+
+
+def test_an_unknown_card_lists_those_known() -> None:
+    with pytest.raises(UsageError, match=r"no card 'h20'.*known: .*mi300x"):
+        card_named("h20")
+
+
+def test_the_cards_of_the_issue_are_there_with_their_sources() -> None:
+    assert {"a100-80gb", "h100", "h800", "h200", "rtx-a6000", "l40s", "rtx-4090", "mi300x"} <= set(CARDS)
+    for card in CARDS.values():
+        assert "datasheet" in card.source or "data sheet" in card.source or "whitepaper" in card.source
+        # between 60 and 330 operations a byte: every such card is bound by memory for small batches
+        assert 50 < card.bf16_flop_s / card.memory_byte_s < 450
+
+
+def test_the_command_prints_and_keeps_a_marked_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a100.json"
+    options = ["profile", "roofline", "--gpu", "a100-80gb", "--model", "olmoe-1b-7b"]
+    assert run([*options, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "olmoe-1b-7b-split4-a100-80gb (estimated)" in printed and "method's error" in printed
+    loaded = load_profile(str(out))
+    assert loaded.label == "olmoe-1b-7b-split4-a100-80gb (estimated)"
+    first = out.read_bytes()
+    assert run([*options, "--out", str(out)]) == 0
+    assert out.read_bytes() == first
+    assert run(["run", "--trace", "azure", "--rate", "5", "--requests", "20", "--profile", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert "(estimated)" in captured.out and "(estimated)" in captured.err
+
+
+def test_a_model_of_one_s_own_needs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {k: v for k, v in OLMOE.config.items() if k != "_name_or_path"} | {"num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = ["profile", "roofline", "--gpu", "h100", "--splits", "2", "--model"]
+    assert run([*options, str(tmp_path)]) == 0
+    assert f"{tmp_path.name}-split2-h100 (estimated)" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mixtral"}))
+    assert run([*options, str(tmp_path)]) == 3
+    assert "'mixtral' is not supported; supported families: deepseek_v2, olmoe, qwen3_moe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ([], 2, "name the card and the model"),
+        (["--gpu", "h100"], 2, "name the card and the model"),
+        (["--gpu", "b200", "--model", "olmoe-1b-7b"], 2, "no card 'b200'"),
+        (["--gpu", "h100", "--model", "olmoe"], 2, "did you mean 'olmoe-1b-7b'"),
+        (["--gpu", "h100", "--model", "olmoe-1b-7b", "--splits", "3"], 2, "it must divide the width"),
+        (["--gpu", "rtx-4090", "--model", "qwen3-30b-a3b"], 2, "leaves no room for KV"),
+    ],
+)
+def test_what_cannot_be_estimated_is_said(
+    options: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["profile", "roofline", *options]) == code
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_the_method_s_error_comes_from_one_command(
+    capsys: pytest.CaptureFixture[str], measured: list[MeasuredModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["profile", "roofline", "--error"]) == 0
+    out = capsys.readouterr().out
+    every = measured_models(load_profile(name).table for name in profile_names())
+    for row in held_out_errors(every):
+        assert any(
+            row.table in line and f"{row.bias:+.1%}" in line and f"{row.p95:.1%}" in line for line in out.splitlines()
+        )
