@@ -156,17 +156,20 @@ class MeasuredEngine:
         """Set the scheduler's script, see ``ScriptMixin.script``; without arguments, clear it."""
         await self.call("script", decode_seqs, list(decode_ks), max_tokens, hold_after)
 
-    async def script_end(self) -> None:
+    async def script_end(self, expected_s: float = 0.0) -> None:
         """Wait until a script that holds afterwards has run out and its last step is in.
 
+        Args:
+            expected_s: about how long that takes; the engine is not asked before, since answering takes its time.
         Raises:
             LiveError: it does not: the batch it waits for does not come about.
         """
         limit_s = time.monotonic() + SCRIPT_LIMIT_S
+        await asyncio.sleep(min(expected_s, SCRIPT_LIMIT_S))
         while left := await self.call("script_left"):
             if time.monotonic() > limit_s:
                 raise LiveError(f"{left} steps of a script did not run within {SCRIPT_LIMIT_S:.0f} s")
-            await asyncio.sleep(2e-3)
+            await asyncio.sleep(0.01)
 
     async def drain(self) -> list[StepRecord]:
         """Return the steps since the last call, with when the device ran them."""

@@ -44,9 +44,18 @@ def prompt_pairs(lengths: Iterable[int]) -> int:
 class PointRunner:
     """Runs points on an engine, one pass at a time."""
 
-    def __init__(self, engine: MeasuredEngine, repetitions: int, seed: int) -> None:
+    def __init__(self, engine: MeasuredEngine, repetitions: int, fill_k: int, seed: int) -> None:
+        """Make a runner.
+
+        Args:
+            engine: to run on, idle between points.
+            repetitions: steps a budget in one pass.
+            fill_k: budget that populations are filled at; the engine can execute it.
+            seed: of the order of budgets.
+        """
         self.engine = engine
         self.repetitions = repetitions
+        self.fill_k = fill_k
         self._rng = np.random.default_rng(seed)
 
     async def prefill(self, points: Mapping[PrefillPoint, Sequence[int]]) -> list[TimedStep]:
@@ -79,14 +88,10 @@ class PointRunner:
         if not fitting:
             return []
         largest = fitting[0].num_seqs
-        population = [Prompt(context, 1, length(largest) - context)] * largest
+        population = [Prompt(context, self.fill_k, length(largest) - context)] * largest
         result: list[TimedStep] = []
-        await self.engine.drain()
         async with self.engine.population(population) as (ids, _):
-            # one step at the full batch, then hold: everything before it was the fill
-            await self.engine.script(largest, [1], hold_after=True)
-            await self.engine.script_end()
-            await self.engine.drain()
+            step_s = await self._fill(largest)
             for point in fitting:
                 stopped, ids = ids[point.num_seqs :], ids[: point.num_seqs]
                 if stopped:
@@ -94,8 +99,11 @@ class PointRunner:
                     while (await self.engine.call("get_request_counts"))[0] > point.num_seqs:
                         await asyncio.sleep(1e-3)
                 await self.engine.script(point.num_seqs, orders[point], hold_after=True)
-                await self.engine.script_end()
-                result += [t for t in await self._timed() if wanted(point, t.step.k_exec, t.step.shape)]
+                await self.engine.script_end(len(orders[point]) * step_s)
+                timed = await self._timed()
+                # the next batch is smaller, so its steps are shorter
+                step_s = 0.8 * float(np.median([t.seconds for t in timed if t.clock == "step"] or [step_s]))
+                result += [t for t in timed if wanted(point, t.step.k_exec, t.step.shape)]
         return result
 
     async def mixed(self, points: Mapping[MixedPoint, Sequence[int]]) -> list[TimedStep]:
@@ -106,12 +114,10 @@ class PointRunner:
         """
         ((num_seqs, context),) = {(point.num_seqs, point.context) for point in points}
         steps = sum(self.repetitions * len(ks) + 2 for ks in points.values()) + num_seqs * context // 512
-        population = [Prompt(context, 1, steps + 512)] * num_seqs
+        population = [Prompt(context, self.fill_k, steps + 512)] * num_seqs
         result: list[TimedStep] = []
-        await self.engine.drain()
         async with self.engine.population(population):
-            await self.engine.script(num_seqs, [1], hold_after=True)
-            await self.engine.script_end()
+            await self._fill(num_seqs)
             for point, ks in points.items():
                 train = [Prompt(point.num_tokens, k) for k in self._order(ks, self.repetitions)]
                 await self.engine.drain()
@@ -130,6 +136,13 @@ class PointRunner:
             await self.engine.run(part, max_tokens=point.num_tokens)
         timed = await self._timed()
         return [t for t in timed if t.step.num_prefill_tokens == point.num_tokens and t.step.k_exec in ks]
+
+    async def _fill(self, num_seqs: int) -> float:
+        """Let a gathered population decode, a few steps at its full size, then hold; return the seconds of one."""
+        await self.engine.drain()
+        await self.engine.script(num_seqs, [self.fill_k] * 3, hold_after=True)
+        await self.engine.script_end()
+        return min((t.seconds for t in await self._timed() if t.step.num_decode_seqs == num_seqs), default=0.0)
 
     def _order(self, ks: Sequence[int], passes: int) -> list[int]:
         """Return the budgets once a pass, each pass in an order of its own, after one of the first to warm up."""

@@ -62,11 +62,15 @@ async def record(engine: MeasuredEngine, name: str, load: str, arrivals: Sequenc
     await engine.script()
     await engine.drain()
     start_s = time.monotonic() + 0.05
-    tasks = []
-    for due_s, prompt in arrivals:
-        await asyncio.sleep(max(0.0, start_s + due_s - time.monotonic()))
-        tasks.append(asyncio.create_task(engine.timed(prompt)))
-    times = await asyncio.gather(*tasks)
+    tasks: list[asyncio.Task[RequestTimes]] = []
+    try:
+        for due_s, prompt in arrivals:
+            await asyncio.sleep(max(0.0, start_s + due_s - time.monotonic()))
+            tasks.append(asyncio.create_task(engine.timed(prompt)))
+        times = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # none that is done; all where the recording itself is cancelled
     steps = [_step_row(step, start_s) for step in await engine.drain()]
     rows = [_request_row(due_s, t, start_s) for (due_s, _), t in zip(arrivals, times, strict=True)]
     return Recording(name, load, steps, rows)

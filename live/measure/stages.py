@@ -50,7 +50,7 @@ class Stages:
         self._engine, self._run, self._plan = engine, run, run.plan
         self._writer, self._header, self._progress = writer, header, progress
         self._deadline_s = deadline_s
-        self._runner = PointRunner(engine, self._plan.repetitions, self._plan.seed)
+        self._runner = PointRunner(engine, self._plan.repetitions, self._plan.ks[0], self._plan.seed)
         self._left: list[str] = []
         points = len(self._plan.prefill) + len(self._plan.decode) + len(self._plan.mixed)
         self._done, self._total = 0, points * self._plan.passes + len(self._plan.eager)
@@ -149,8 +149,8 @@ class Stages:
         runner, skipped = self._runner, 0
         work: list[tuple[str, Mapping[Any, list[int]], Callable[..., Awaitable[list[TimedStep]]]]] = [
             *(("prefill", {point: ks}, runner.prefill) for point, ks in prefill.items()),
-            *(("decode", group, runner.decode) for group in _populations(decode)),
-            *(("mixed", group, runner.mixed) for group in _beside(mixed)),
+            *(("decode", group, runner.decode) for group in populations(decode)),
+            *(("mixed", group, runner.mixed) for group in beside(mixed)),
         ]
         for name, group, measured in work:
             if self._time_left_s() < reserve_s:
@@ -195,7 +195,7 @@ class Stages:
         write_layer_times(self._run.layer_path, times)
 
 
-def _populations(points: Mapping[DecodePoint, list[int]]) -> Iterator[dict[DecodePoint, list[int]]]:
+def populations(points: Mapping[DecodePoint, list[int]]) -> Iterator[dict[DecodePoint, list[int]]]:
     """Group decode points that one population serves: of one context, the largest batches first, a few at a time."""
     ordered = sorted(points, key=lambda point: (point.context, -point.num_seqs))
     for _, group in itertools.groupby(ordered, key=lambda point: point.context):
@@ -204,7 +204,7 @@ def _populations(points: Mapping[DecodePoint, list[int]]) -> Iterator[dict[Decod
             yield {point: points[point] for point in members[start : start + POPULATION_POINTS]}
 
 
-def _beside(points: Mapping[MixedPoint, list[int]]) -> Iterator[dict[MixedPoint, list[int]]]:
+def beside(points: Mapping[MixedPoint, list[int]]) -> Iterator[dict[MixedPoint, list[int]]]:
     """Group mixed points beside one population: of one batch and context."""
 
     def population(point: MixedPoint) -> tuple[int, int]:

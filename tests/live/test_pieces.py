@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from simmoe.errors import LiveError, UsageError
 from simmoe.live.engine.steps import StepRecord, StepRecorder, summarise
 from simmoe.live.engine.transport import EngineOptions, request_k
-from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt
+from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt, RequestTimes
+from simmoe.live.measure.loads import requests
 from simmoe.live.measure.models import OLMOE_1B_7B, split_config
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint, default_plan
 from simmoe.live.measure.points import prompt_lengths, prompt_pairs, wanted
 from simmoe.live.measure.proof import verdict
 from simmoe.live.measure.recording import poisson
-from simmoe.live.measure.times import TimedStep, busy_steps, samples
+from simmoe.live.measure.run import front_end_medians
+from simmoe.live.measure.stages import populations
+from simmoe.live.measure.times import TimedStep, busy_steps, samples, timed_steps
 from simmoe.profiles.models import read_model
 from simmoe.profiles.shape import StepShape
 
@@ -92,6 +95,50 @@ def test_only_steps_of_a_busy_engine_are_timed() -> None:
     ]
     assert [(t.step.step, t.seconds) for t in busy_steps(records, async_scheduling=True)] == [(1, 1.0)]
     assert [(t.step.step, t.seconds) for t in busy_steps(records, async_scheduling=False)] == [(1, 1.0), (5, 2.0)]
+
+
+def test_a_busy_step_is_timed_on_every_clock_there_is() -> None:
+    """The host sees the first step's output half a second late: the pace is the device's."""
+    first = _record(0, 0.0, 1.5)._replace(device_start_s=0.1, device_end_s=1.0, launch_s=0.05)
+    second = _record(1, 0.5, 2.2)._replace(device_start_s=1.0, device_end_s=2.0, launch_s=0.25)
+    timed = timed_steps([first, second], async_scheduling=True)
+    assert {t.clock: t.seconds for t in timed} == {"step": 1.0, "device": 1.0, "host": 0.25}
+    # one of two ends unknown: the host's sight of both
+    timed = timed_steps([first._replace(device_end_s=None), second], async_scheduling=True)
+    assert {t.clock: t.seconds for t in timed}["step"] == pytest.approx(0.7)
+
+
+def test_the_front_end_is_told_from_the_steps_a_lone_request_ran() -> None:
+    prefill = _record(7, 10.002, 10.030)._replace(device_start_s=10.005, device_end_s=10.020)
+    decode = _record(8, 10.021, 10.040, tokens=1)._replace(
+        num_prefill_tokens=0, device_start_s=10.03, device_end_s=10.04
+    )
+    times = RequestTimes(Prompt(10, 4, 2), 10.0, (10.024, 10.05), 10.001, 10.002, (10.021, 10.04))
+    found = front_end_medians([times], [prefill, decode])
+    assert found == {"ingress_s": 0.001, "egress_s": 0.004, "start_s": 0.003}
+    untimed = [step._replace(device_start_s=None, device_end_s=None) for step in (prefill, decode)]
+    assert front_end_medians([times], untimed) == {"ingress_s": 0.001, "egress_s": 0.003}
+
+
+@given(st.lists(st.tuples(st.sampled_from([64, 512]), st.integers(1, 400)), min_size=1, max_size=60, unique=True))
+def testpopulations_cover_every_decode_point_once_in_shrinking_batches(points: list[tuple[int, int]]) -> None:
+    todo = {DecodePoint(num_seqs, context): [1, 4] for context, num_seqs in points}
+    groups = list(populations(todo))
+    assert [point for group in groups for point in group] == sorted(todo, key=lambda p: (p.context, -p.num_seqs))
+    assert all(len({point.context for point in group}) == 1 for group in groups)
+
+
+@pytest.mark.parametrize("k_max", [6, 8, 24, 32])
+def test_loads_have_azure_lengths_and_budgets_of_the_models_scale(k_max: int) -> None:
+    prompts = requests(4000, k_max, 3)
+    assert prompts == requests(4000, k_max, 3)
+    assert prompts != requests(4000, k_max, 4)
+    totals = [p.num_tokens + p.output_tokens for p in prompts]
+    assert min(totals) >= 1024 and max(totals) <= 2048
+    ks = np.array([p.k for p in prompts])
+    assert ks.min() >= 1 and ks.max() <= k_max
+    # 1..k_max reaches 3.2 deviations on either side: four standard errors of the mean, and rounding
+    assert ks.mean() == pytest.approx(k_max / 2, abs=4 * 5 / 32 * k_max / 4000**0.5 + 0.02 * k_max)
 
 
 def test_samples_group_by_shape_and_budget() -> None:
