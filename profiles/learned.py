@@ -22,6 +22,9 @@ from simmoe.profiles.roofline import Efficiencies, GridPoints, learn
 from simmoe.profiles.step_work import BF16
 from simmoe.profiles.table import PATHS, HostShare, StepTable
 
+#: How a sample header says that graphs were captured at the k that ran; others freeze the k of their capture.
+_FOLLOW_K = ("banks", "engine")
+
 #: Share of the card's memory an engine takes, vLLM's gpu_memory_utilization.
 UTILISATION = 0.9
 
@@ -60,11 +63,13 @@ class Learned:
 
 
 def measured_models(tables: Iterable[StepTable]) -> list[MeasuredModel]:
-    """Return the tables that can be learned from: measured, one card with a known datasheet, graphs captured."""
+    """Return the tables that can be learned from: measured, one card with a known datasheet, graphs that follow k."""
     found = []
     for table in tables:
         runs = table.provenance.get("runs", [])
-        if table.status != "measured" or not table.captured_sizes or not runs or runs[0]["num_cards"] != 1:
+        if table.status != "measured" or not table.captured_sizes or not runs:
+            continue
+        if runs[0]["num_cards"] != 1 or runs[0]["graphs"] not in _FOLLOW_K:
             continue
         card = next((card for card in CARDS.values() if card.driver_name == runs[0]["card"]), None)
         named = measured_model(runs[0])
@@ -115,12 +120,16 @@ def kv_bytes(shape: ModelShape) -> int:
 def _points(one: MeasuredModel, decode: bool, budgets: set[int] | None) -> GridPoints:
     """Return a grid's measured cells, those left out that hold but a bound because the host hid the device."""
     table = one.table
-    grid, least_s = (table.decode, 0.0) if decode else (table.prefill, table.host["piecewise"].base_s)
+    grid = table.decode if decode else table.prefill
+
+    def host_s(size: int) -> float:
+        return table.host["piecewise" if size <= table.captured_sizes[-1] else "eager"].base_s
+
     rows = [
         (size, k / table.k_granularity, cell.device_s)
         for size, row in zip(grid.sizes, grid.cells, strict=True)
         for k, cell in zip(grid.ks, row, strict=True)
-        if cell.repetitions and cell.device_s > least_s and (budgets is None or k in budgets)
+        if cell.repetitions and (decode or cell.device_s > host_s(size)) and (budgets is None or k in budgets)
     ]
     columns: npt.NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3).T
     return GridPoints(one.shape, one.card, decode, *columns)

@@ -292,6 +292,5 @@ def test_the_method_s_error_comes_from_one_command(
     out = capsys.readouterr().out
     every = measured_models(load_profile(name).table for name in profile_names())
     for row in held_out_errors(every):
-        assert any(
-            row.table in line and f"{row.bias:+.1%}" in line and f"{row.p95:.1%}" in line for line in out.splitlines()
-        )
+        assert f"{row.table}: estimated / measured - 1; {row.held_out} held out" in out
+        assert any(f"{row.bias:+.1%}" in line and f"{row.p95:.1%}" in line for line in out.splitlines())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +50,8 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
     held_out = [row._asdict() for row in held_out_errors(measured)]
     console = Console(highlight=False, markup=False)
     if error or card is None or read is None:
-        console.print(held_out_table(held_out))
+        for errors in held_out_tables(held_out):
+            console.print(errors, soft_wrap=True)
         return
     like = next((one.table for one in measured if one.table.name == DEFAULT_PROFILE), measured[0].table)
     table = estimate(learn_from(measured), like, card, read, splits, held_out)
@@ -64,23 +67,18 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
         click.echo(f"wrote {out}", err=True)
 
 
-def held_out_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Return the method's errors on measured tables, one row a table, kind of step and what binds it."""
-    from rich.box import SIMPLE_HEAD
+def held_out_tables(rows: Iterable[Mapping[str, Any]]) -> Iterator[str | Table]:
+    """Yield a heading and the method's errors for each measured table, one row a kind of step and what binds it."""
     from rich.table import Table
 
-    table = Table(
-        title="estimated / measured - 1 of step times, over the grids of tables held out",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for name in ("table", "held out", "learned from", "steps", "bound by"):
-        table.add_column(name, overflow="fold")
-    for name in ("number", "bias", "median |error|", "p95 |error|"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        names = [str(row[name]) for name in ("table", "held_out", "learned_from", "steps", "bound_by")]
-        errors = [f"{row['bias']:+.1%}", f"{row['median']:.1%}", f"{row['p95']:.1%}"]
-        table.add_row(*names, f"{row['number']:,}", *errors)
-    return table
+    for (name, held_out, source), group in groupby(rows, itemgetter("table", "held_out", "learned_from")):
+        yield f"{name}: estimated / measured - 1; {held_out} held out, learned from {source}"
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("steps")
+        table.add_column("bound by")
+        for column in ("number", "bias", "median", "p95"):
+            table.add_column(column, justify="right")
+        for row in group:
+            errors = (f"{row['bias']:+.1%}", f"{row['median']:.1%}", f"{row['p95']:.1%}")
+            table.add_row(row["steps"], row["bound_by"], f"{row['number']:,}", *errors)
+        yield table
