@@ -23,6 +23,7 @@ from it: ``["up", facts]``, ``["down", reason]``          the engine has started
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import signal
@@ -59,16 +60,17 @@ class FrontEnd:
         """Do what is asked until the socket closes."""
         self._tell("up", _facts(self._llm))
         publishing = asyncio.create_task(self._publish())
-        while line := await self._reader.readline():
-            what, number, *rest = json.loads(line)
-            if what == "send":
-                self._num_received += 1
-                self._start(number, self._send(number, *rest))
-            elif what == "abort":
-                if number in self._tasks:
-                    self._tasks[number].cancel()
-            else:
-                self._start(number, self._call(number, what == "call_worker", *rest))
+        with contextlib.suppress(ConnectionError):  # closed with something unread
+            while line := await self._reader.readline():
+                what, number, *rest = json.loads(line)
+                if what == "send":
+                    self._num_received += 1
+                    self._start(number, self._send(number, *rest))
+                elif what == "abort":
+                    if number in self._tasks:
+                        self._tasks[number].cancel()
+                else:
+                    self._start(number, self._call(number, what == "call_worker", *rest))
         publishing.cancel()
 
     def _start(self, key: int, work: Coroutine[Any, Any, None]) -> None:
