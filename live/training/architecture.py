@@ -7,7 +7,6 @@ the model before and after its experts are split by 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,49 +58,41 @@ class _Permute(torch.autograd.Function):
         return (back.unflatten(0, (-1, ctx.copies)).sum(dim=1) if ctx.copies > 1 else back), None, None, None
 
 
+def grouped_experts(
+    hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All experts of a layer in two grouped matrix products.
+
+    Args:
+        hidden: [num_tokens, H] bf16.
+        chosen: [num_tokens, k] int64 experts of each token; weights: [num_tokens, k] bf16.
+        gate_up: [E, 2 * I, H] bf16; down: [E, H, I] bf16.
+    Returns:
+        ([num_tokens, H] bf16 weighted sum of the experts' outputs, [E] int32 tokens routed to each expert).
+    """
+    num_tokens, k = chosen.shape
+    # order[p] is the (token, choice) pair at place p once pairs are grouped by expert; back is its inverse
+    ids, order = chosen.reshape(-1).to(torch.int16).sort(stable=True)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.numel(), device=order.device)
+    every_expert = torch.arange(gate_up.shape[0], dtype=torch.int16, device=ids.device)
+    ends = torch.searchsorted(ids, every_expert, right=True, out_int32=True)
+    rows = _Permute.apply(hidden, order, back, k)
+    gate, value = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+    by_pair = _Permute.apply(weights.reshape(-1), order, back, 1)
+    activation = F.silu(gate) * value * by_pair[:, None]
+    out = F.grouped_mm(activation, down.transpose(1, 2), offs=ends)
+    out = _Permute.apply(out, back, order, 1)
+    return out.view(num_tokens, k, -1).sum(dim=1), ends.diff(prepend=ends.new_zeros(1))
+
+
 def grouped_experts_forward(
     experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """All experts of a layer in two grouped matrix products, computed in bf16 from float32 parameters.
-
-    A stand-in for ``OlmoeExperts.forward`` under autocast, equal to it within bf16 rounding.
-
-    Args:
-        experts: module with gate_up_proj [E, 2 * I, H] and down_proj [E, H, I].
-        hidden_states: [num_tokens, H].
-        top_k_index: [num_tokens, k] int64; top_k_weights: [num_tokens, k].
-    Returns:
-        [num_tokens, H], in hidden_states' dtype.
-    """
-    num_tokens, k = top_k_index.shape
-    # order[p] is the (token, choice) pair at place p once pairs are grouped by expert; back is its inverse
-    ids, order = top_k_index.reshape(-1).to(torch.int16).sort(stable=True)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(order.numel(), device=order.device)
-    every_expert = torch.arange(experts.num_experts, dtype=torch.int16, device=ids.device)
-    ends = torch.searchsorted(ids, every_expert, right=True, out_int32=True)
-    rows = _Permute.apply(hidden_states.to(torch.bfloat16), order, back, k)
-    up = F.grouped_mm(rows, experts.gate_up_proj.to(torch.bfloat16).transpose(1, 2), offs=ends)
-    gate, value = up.chunk(2, dim=-1)
-    weights = _Permute.apply(top_k_weights.to(torch.bfloat16).reshape(-1), order, back, 1)
-    activation = F.silu(gate) * value * weights[:, None]
-    out = F.grouped_mm(activation, experts.down_proj.to(torch.bfloat16).transpose(1, 2), offs=ends)
-    out = _Permute.apply(out, back, order, 1)
-    return out.view(num_tokens, k, -1).sum(dim=1).to(hidden_states.dtype)
-
-
-def balance_loss(router_logits: Sequence[torch.Tensor], top_k: int) -> torch.Tensor:
-    """OLMoE's load-balancing loss, layer by layer: ``E * sum of f_e * P_e``, ``top_k`` at perfect balance.
-
-    transformers pools all layers before the product, so one layer's excess hides another's dearth and experts die.
-
-    Args:
-        router_logits: [num_tokens, E] of each layer.
-    """
-    losses = []
-    for logits in router_logits:
-        probability = logits.float().softmax(dim=-1)
-        chosen = probability.detach().topk(top_k, dim=-1).indices
-        share = torch.zeros_like(probability).scatter_(1, chosen, 1.0).mean(dim=0)
-        losses.append(logits.shape[-1] * (share * probability.mean(dim=0)).sum())
-    return torch.stack(losses).mean()
+    """A stand-in for ``OlmoeExperts.forward`` on a GPU, equal to it within bf16 rounding: [num_tokens, H]."""
+    half = torch.bfloat16
+    out, _ = grouped_experts(
+        hidden_states.to(half), top_k_index, top_k_weights.to(half), experts.gate_up_proj.to(half),
+        experts.down_proj.to(half),
+    )  # fmt: skip
+    return out.to(hidden_states.dtype)

@@ -1,7 +1,7 @@
 """A byte-level BPE of 4,096 pieces trained on the corpus, and text to token ids.
 
-``python -m simmoe.live.training.tokenizer CORPUS OUT`` trains it on ``CORPUS/train.txt`` and saves a Hugging Face
-tokeniser.
+``python -m simmoe.live.training.tokenizer CORPUS TOKENS`` trains it on ``CORPUS/train.txt``, unless ``TOKENS`` holds a
+Hugging Face tokeniser already, saves it there and writes ``TOKENS/{train,validation,test}.npy``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from simmoe.live.training.architecture import CONTEXT_TOKENS, END_OF_TEXT, VOCAB_SIZE
-from simmoe.live.training.corpus import DOCUMENT_MARK
+from simmoe.live.training.corpus import DOCUMENT_MARK, SPLITS
 
 
 def read_documents(path: Path) -> Iterator[str]:
@@ -51,5 +51,16 @@ def encode_split(tokenizer: Any, path: Path) -> np.ndarray[Any, np.dtype[np.uint
     return np.concatenate([np.array([end, *one.ids], dtype=np.uint16) for one in encoded])
 
 
+def encode_corpus(corpus: Path, out: Path) -> None:
+    """Write every split's tokens to ``out``, by the tokeniser there or by a new one."""
+    from transformers import AutoTokenizer
+
+    if not (out / "tokenizer.json").exists():
+        train_tokenizer(corpus, out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    for split in SPLITS:
+        np.save(out / f"{split}.npy", encode_split(tokenizer, corpus / f"{split}.txt"))
+
+
 if __name__ == "__main__":
-    train_tokenizer(Path(sys.argv[1]), Path(sys.argv[2]))
+    encode_corpus(Path(sys.argv[1]), Path(sys.argv[2]))

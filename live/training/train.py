@@ -1,13 +1,19 @@
 """Train the small OLMoE-architecture language model on the corpus and log its held-out perplexity.
 
-``python -m simmoe.live.training.train CORPUS TOKENIZER OUT --steps 8000`` writes ``OUT/model`` (a bf16 Hugging Face
-checkpoint), ``OUT/log.jsonl`` (one line an evaluation: step, tokens, losses, validation perplexity) and
-``OUT/training.json`` (every setting, the seed, the final validation and test perplexity). ``OUT/state.pt`` lets an
-interrupted run go on.
+``python -m simmoe.live.training.train TOKENS OUT --max-seconds 480`` reads the tokeniser and
+``TOKENS/{train,validation}.npy`` (see :mod:`simmoe.live.training.tokenizer`) and writes ``OUT/model`` (a bf16 Hugging
+Face checkpoint), ``OUT/log.jsonl`` (one line an evaluation: step, tokens, losses, validation perplexity) and
+``OUT/training.json`` (every setting, the seed, what was measured of the machine, and whether the perplexity has
+flattened). ``OUT/state.pt`` lets an interrupted run go on.
 
 Windows of 512 tokens are cut from the concatenated documents at an offset drawn anew each epoch and visited in a drawn
-order. AdamW, learning rate warmed up, constant, then linear to zero; OLMoE's load-balancing loss at its published
-weight.
+order. AdamW; the learning rate is warmed up, held, and then let down to zero as the cube of what is left, so that the
+last tenth of the steps is run below 2% of its peak. OLMoE's load-balancing loss at its published weight.
+
+**Flattened** means both, on all validation tokens: over the last tenth of the steps perplexity changes by less than
+0.5%; and the *probe*, a copy of the model that leaves the plateau half way through and is let down over as many steps,
+ends within 2% of the model. The first alone can be had by lowering the rate; the second says that the additional
+training did no more.
 """
 
 from __future__ import annotations
@@ -15,8 +21,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +31,20 @@ import numpy as np
 import torch
 
 from simmoe.live.evaluate.perplexity import perplexity
-from simmoe.live.training.architecture import balance_loss, grouped_experts_forward, small_olmoe_config
-from simmoe.live.training.tokenizer import encode_split
+from simmoe.live.training.architecture import grouped_experts_forward, small_olmoe_config
+from simmoe.live.training.forward import Losses, make_losses
 from simmoe.live.training.windows import Windows
+
+#: Of the change over the last tenth of the steps, and of the probe's distance.
+TAIL_CHANGE, PROBE_DISTANCE = 0.005, 0.02
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """Everything that decides the run, with the corpus and the tokeniser."""
 
-    steps: int = 8000
-    """Optimiser steps."""
+    steps: int = 12_000
+    """Optimiser steps of the model."""
     sequences: int = 128
     """Windows a step; 65,536 tokens a step at a context of 512."""
     learning_rate: float = 3e-3
@@ -42,8 +52,10 @@ class TrainingConfig:
     warmup_steps: int = 300
     """Steps of linear warm-up."""
     decay_fraction: float = 0.4
-    """Share of the steps, at the end, over which the rate falls linearly to zero."""
-    weight_decay: float = 0.1
+    """Share of the steps, at the end, over which the rate falls to zero."""
+    decay_power: float = 3.0
+    """The rate falls as this power of the share of those steps that is left."""
+    weight_decay: float = 0.2
     """Decoupled weight decay, on matrices."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's moments."""
@@ -51,125 +63,225 @@ class TrainingConfig:
     """Gradient norm ceiling."""
     seed: int = 1
     """Of the initial weights and of the order of the windows."""
-    evaluate_every: int = 250
+    evaluate_every: int = 200
     """Steps between looks at the validation text."""
+    save_every: int = 1000
+    """Steps between writes of the state file."""
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps from the plateau's end to the model's."""
+        return max(1, round(self.steps * self.decay_fraction))
+
+    @property
+    def probe_step(self) -> int:
+        """Where the probe leaves the plateau: half way."""
+        return (self.steps - self.decay_steps) // 2
 
 
-def learning_rate(step: int, config: TrainingConfig) -> float:
-    """Warm-up, plateau, linear decay."""
-    decay_steps = max(1, round(config.steps * config.decay_fraction))
-    return config.learning_rate * min(
-        1.0, (step + 1) / config.warmup_steps, max(0.0, (config.steps - step) / decay_steps)
-    )
+def learning_rate(step: int, decay_from: int, config: TrainingConfig) -> float:
+    """Warm-up, plateau, and from step ``decay_from`` down to zero."""
+    left = min(1.0, max(0.0, 1 - (step - decay_from) / config.decay_steps))
+    return config.learning_rate * min(1.0, (step + 1) / config.warmup_steps) * math.pow(left, config.decay_power)
 
 
-def train(
-    tokens: dict[str, np.ndarray[Any, np.dtype[np.uint16]]],
-    out: Path,
-    config: TrainingConfig,
-    *,
-    device: str,
-    model_config: Any = None,
-    max_seconds: float | None = None,
-    validation_tokens: int = 262_144,
-) -> Any:
-    """Train and return the model (float32, on ``device``).
+class Run:
+    """A model in training on one device, with its log and its state on disk.
 
     Args:
         tokens: ``train`` and ``validation``, [num_tokens] each.
-        max_seconds: if given, the number of steps is cut, before the first one counts, to what the measured speed fits.
+        out: folder of the log and the state.
     """
-    from transformers import OlmoeForCausalLM
-    from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
-    out.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(config.seed)
-    model_config = model_config or small_olmoe_config()
-    model = OlmoeForCausalLM(model_config).to(device)
-    if device == "cuda":
-        OlmoeExperts.forward = grouped_experts_forward
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=config.learning_rate, betas=config.betas, fused=device == "cuda",
-    )  # fmt: skip
-    context = model_config.max_position_embeddings
-    windows = Windows(tokens["train"], config.sequences, context, config.seed)
-    held_out = torch.from_numpy(tokens["validation"][:validation_tokens].astype(np.int64))
-    log_path, state_path = out / "log.jsonl", out / "state.pt"
-    first = 0
-    if state_path.exists():
-        state = torch.load(state_path, map_location=device, weights_only=False)
-        config = TrainingConfig(**state["config"])
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first = state["step"]
+    def __init__(
+        self, tokens: dict[str, np.ndarray[Any, np.dtype[np.uint16]]], out: Path, config: TrainingConfig, *,
+        device: str, model_config: Any = None,
+    ) -> None:  # fmt: skip
+        from transformers import OlmoeForCausalLM
+        from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
+
+        out.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(config.seed)
+        self.out, self.config, self.device = out, config, device
+        self.model_config = model_config or small_olmoe_config()
+        self.model = OlmoeForCausalLM(self.model_config).to(device)
+        if device == "cuda":
+            OlmoeExperts.forward = grouped_experts_forward
+        self.context = int(self.model_config.max_position_embeddings)
+        self.windows = Windows(tokens["train"], config.sequences, self.context, config.seed)
+        self.held_out = torch.from_numpy(tokens["validation"].astype(np.int64))
+        self.compiled = False
+        self.losses: Losses = make_losses(compiled=False)
+        self.optimizer = self._new_optimizer()
+
+    def _new_optimizer(self) -> Any:
+        matrices = [p for p in self.model.parameters() if p.ndim >= 2]
+        vectors = [p for p in self.model.parameters() if p.ndim < 2]
+        config = self.config
+        return torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            lr=config.learning_rate, betas=config.betas, fused=self.device == "cuda",
+        )  # fmt: skip
+
+    def step(self, step: int, decay_from: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One optimiser step; (language-model loss, load-balancing loss) before it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, decay_from, self.config)
+        batch = self.windows.step(step).to(self.device, non_blocking=True)
+        lm_loss, balance = self.losses(self.model, batch)
+        (lm_loss + self.model_config.router_aux_loss_coef * balance).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return lm_loss.detach(), balance.detach()
+
+    def validation_perplexity(self) -> float:
+        """On all validation tokens, by transformers' own forward pass."""
+        found = perplexity(self.model, self.held_out, context_tokens=self.context)
+        self.model.train()
+        return round(float(found.perplexity), 4)
+
+    def fit(self, max_seconds: float) -> dict[str, float]:
+        """Cut the steps to what ``max_seconds`` hold, probe included, at the speed measured here; no weight changes.
+
+        Fuses the step with torch.compile where that works and is faster.
+        """
+        saved = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        began = time.monotonic()
+        first, step_s = self._timed_steps()
+        measured = {"eager_step_s": step_s}
+        if self.device == "cuda":
+            self._restore(saved)
+            self.losses = make_losses(compiled=True)
+            try:
+                again, compiled_s = self._timed_steps()
+            except Exception as error:  # whatever the compiler trips over, the plain step works
+                print(f"torch.compile: {str(error).strip().splitlines()[0][:200]}", flush=True)
+            else:
+                measured["compiled_step_s"] = compiled_s
+                self.compiled = compiled_s < step_s and abs(again - first) < 0.01 * first
+            step_s = compiled_s if self.compiled else step_s
+            self.losses = make_losses(compiled=self.compiled)
+        mark = time.monotonic()
+        self.validation_perplexity()
+        evaluation_s = time.monotonic() - mark
+        self._restore(saved)
+        left = max_seconds - (time.monotonic() - began)
+        per_step = (step_s + evaluation_s / self.config.evaluate_every) * (1 + self.config.decay_fraction)
+        every = self.config.evaluate_every
+        steps = max(every, min(self.config.steps, int(0.96 * left / per_step) // every * every))
+        print(f"{json.dumps(measured)}: {steps} of {self.config.steps} steps fit {left:.0f} s", flush=True)
+        self.config = replace(self.config, steps=steps)
+        return {name: round(value, 5) for name, value in measured.items()}
+
+    def _timed_steps(self) -> tuple[float, float]:
+        """(language-model loss of the fourth step, seconds a step)."""
+        for step in range(4):
+            loss = self.step(step, self.config.steps)[0]
+        found = float(loss)
+        began = time.monotonic()
+        for step in range(4, 14):
+            loss = self.step(step, self.config.steps)[0]
+        float(loss)
+        return found, (time.monotonic() - began) / 10
+
+    def _restore(self, weights: dict[str, torch.Tensor]) -> None:
+        self.model.load_state_dict(weights)
+        self.optimizer = self._new_optimizer()
+
+    def go(self, line: str, first: int, decay_from: int) -> float:
+        """Train from step ``first`` until the rate is zero; the last validation perplexity.
+
+        Args:
+            line: ``model`` or ``probe``, as the log and the state name it.
+            decay_from: the plateau's end.
+        Raises:
+            RuntimeError: the loss is no longer finite.
+        """
+        last = decay_from + self.config.decay_steps
+        began = time.monotonic()
+        found = math.nan
+        self.model.train()
+        for step in range(first, last):
+            if line == "model" and step == self.config.probe_step:
+                self.save("plateau.pt", line, step)
+            lm_loss, balance = self.step(step, decay_from)
+            if (step + 1) % self.config.evaluate_every == 0 or step + 1 == last:
+                found = self.validation_perplexity()
+                row: dict[str, Any] = {
+                    "line": line, "step": step + 1, "tokens": (step + 1) * self.config.sequences * self.context,
+                    "learning_rate": round(learning_rate(step, decay_from, self.config), 8),
+                    "train_loss": round(float(lm_loss), 5), "aux_loss": round(float(balance), 4),
+                    "validation_perplexity": found, "elapsed_s": round(time.monotonic() - began, 1),
+                }  # fmt: skip
+                with (self.out / "log.jsonl").open("a") as log:
+                    log.write(json.dumps(row) + "\n")
+                print(json.dumps(row), flush=True)
+                if not math.isfinite(row["train_loss"]):
+                    raise RuntimeError(f"training diverged at step {step + 1}; lower the learning rate")
+            if (step + 1) % self.config.save_every == 0 or step + 1 == last:
+                self.save("state.pt", line, step + 1)
+        return found
+
+    def save(self, name: str, line: str, step: int) -> None:
+        """Write weights and optimiser before step ``step``."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "line": line,
+                 "step": step, "config": asdict(self.config), "compiled": self.compiled}  # fmt: skip
+        partial = self.out / f"{name}.partial"
+        torch.save(state, partial)
+        os.replace(partial, self.out / name)
+
+    def load(self, name: str) -> tuple[str, int]:
+        """(line, step) of a state file, whose weights, optimiser and settings become this run's."""
+        state = torch.load(self.out / name, map_location=self.device, weights_only=True)
+        self.config = TrainingConfig(**{**state["config"], "betas": tuple(state["config"]["betas"])})
+        if state["compiled"] != self.compiled:
+            self.compiled = state["compiled"]
+            self.losses = make_losses(compiled=self.compiled)
+        self.model.load_state_dict(state["model"])
+        self.optimizer = self._new_optimizer()
+        self.optimizer.load_state_dict(state["optimizer"])
+        return state["line"], state["step"]
+
+
+def train(run: Run, tokenizer: Any, *, max_seconds: float | None = None) -> dict[str, Any]:
+    """Train, or go on where the folder's state says, and write everything; what ``training.json`` says."""
+    out, measured, line, first = run.out, {}, "model", 0
+    if (out / "state.pt").exists():
+        line, first = run.load("state.pt")
     elif max_seconds is not None:
-        config = _fit(model, windows, config, max_seconds, device)
-    began = time.monotonic()
-    model.train()
-    for step in range(first, config.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config)
-        loss, lm_loss = _losses(model, windows.step(step).to(device, non_blocking=True), device)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if (step + 1) % config.evaluate_every == 0 or step + 1 == config.steps:
-            row = {
-                "step": step + 1,
-                "tokens": (step + 1) * config.sequences * context,
-                "learning_rate": round(learning_rate(step, config), 8),
-                "train_loss": round(float(lm_loss), 5),
-                "aux_loss": round(float(loss.detach() - lm_loss) / max(model_config.router_aux_loss_coef, 1e-9), 4),
-                "validation_perplexity": round(perplexity(model, held_out, context_tokens=context).perplexity, 4),
-                "elapsed_s": round(time.monotonic() - began, 1),
-            }
-            if not math.isfinite(row["train_loss"]):
-                raise RuntimeError(f"training diverged at step {step + 1}; lower the learning rate")
-            with log_path.open("a") as log:
-                log.write(json.dumps(row) + "\n")
-            print(json.dumps(row), flush=True)
-            model.train()
-        if (step + 1) % 2000 == 0:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-            torch.save({**state, "config": asdict(config)}, state_path)
-    (out / "training.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
-    return model
+        measured = run.fit(max_seconds)
+    config = run.config
+    plateau_end = config.steps - config.decay_steps
+    if line == "model":
+        run.go(line, first, plateau_end)
+        save_checkpoint(run.model, tokenizer, out / "model")
+        line, first = "probe", run.load("plateau.pt")[1]
+    run.go(line, first, config.probe_step)
+    save_checkpoint(run.model, tokenizer, out / "probe")
+    rows = [json.loads(row) for row in (out / "log.jsonl").read_text().splitlines()]
+    report = {**asdict(config), **measured, **flatness(rows, config)}
+    (out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+    return report
 
 
-def _losses(model: Any, batch: torch.Tensor, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(language-model loss plus weighted load-balancing loss, language-model loss)."""
-    with torch.autocast(device, dtype=torch.bfloat16):
-        output = model(input_ids=batch, output_router_logits=True, use_cache=False)
-        logits = output.logits[:, :-1].flatten(0, 1)
-    lm_loss = torch.nn.functional.cross_entropy(logits.float(), batch[:, 1:].flatten())
-    config = model.config
-    balance = balance_loss(output.router_logits, config.num_experts_per_tok)
-    return lm_loss + config.router_aux_loss_coef * balance, lm_loss.detach()
+def flatness(rows: list[dict[str, Any]], config: TrainingConfig) -> dict[str, Any]:
+    """Whether the log's perplexity has flattened, and the two numbers that say so.
 
-
-def _fit(model: Any, windows: Windows, config: TrainingConfig, max_seconds: float, device: str) -> TrainingConfig:
-    """``config`` with no more steps than fit ``max_seconds`` at the speed measured here; no weight is changed."""
-    for _ in range(5):
-        _losses(model, windows.step(0).to(device), device)[0].backward()
-    _wait(device)
-    began = time.monotonic()
-    for step in range(10):
-        _losses(model, windows.step(step).to(device), device)[0].backward()
-    _wait(device)
-    step_s = (time.monotonic() - began) / 10 * 1.08  # the optimiser and the evaluations
-    model.zero_grad(set_to_none=True)
-    steps = min(config.steps, int(max_seconds / step_s) // config.evaluate_every * config.evaluate_every)
-    print(f"step {step_s * 1e3:.1f} ms: {steps} of {config.steps} steps fit {max_seconds:.0f} s", flush=True)
-    return TrainingConfig(**{**asdict(config), "steps": max(config.evaluate_every, steps)})
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    Args:
+        rows: the log's, of both lines.
+    """
+    found = {line: {r["step"]: r["validation_perplexity"] for r in rows if r["line"] == line}
+             for line in ("model", "probe")}  # fmt: skip
+    final = found["model"][config.steps]
+    tail = [value for step, value in found["model"].items() if step >= 0.9 * config.steps]
+    probe = found["probe"][config.probe_step + config.decay_steps]
+    change, distance = max(tail) / min(tail) - 1, final / probe - 1
+    return {
+        "validation_perplexity": final, "probe_perplexity": probe, "tail_change": round(change, 5),
+        "probe_distance": round(distance, 5),
+        "flattened": change < TAIL_CHANGE and abs(distance) < PROBE_DISTANCE,
+    }  # fmt: skip
 
 
 def save_checkpoint(model: Any, tokenizer: Any, out: Path) -> None:
@@ -186,19 +298,24 @@ def main(argv: list[str] | None = None) -> None:
     from transformers import AutoTokenizer
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("tokens", type=Path, help="folder of the tokeniser, train.npy and validation.npy")
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=TrainingConfig.steps)
+    parser.add_argument("--sequences", type=int, default=TrainingConfig.sequences)
+    parser.add_argument("--evaluate-every", type=int, default=TrainingConfig.evaluate_every)
+    parser.add_argument("--validation-tokens", type=int, help="of the held-out text, from its beginning; all")
     parser.add_argument("--seed", type=int, default=TrainingConfig.seed)
     parser.add_argument("--max-seconds", type=float)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(argv)
-    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
-    tokens = {split: encode_split(tokenizer, options.corpus / f"{split}.txt") for split in ("train", "validation")}
-    config = TrainingConfig(steps=options.steps, seed=options.seed)
-    model = train(tokens, options.out, config, device=options.device, max_seconds=options.max_seconds)
-    save_checkpoint(model, tokenizer, options.out / "model")
+    tokens = {split: np.load(options.tokens / f"{split}.npy") for split in ("train", "validation")}
+    tokens["validation"] = tokens["validation"][: options.validation_tokens]
+    config = TrainingConfig(
+        steps=options.steps, sequences=options.sequences, evaluate_every=options.evaluate_every, seed=options.seed
+    )
+    run = Run(tokens, options.out, config, device=options.device)
+    tokenizer = AutoTokenizer.from_pretrained(options.tokens)
+    print(json.dumps(train(run, tokenizer, max_seconds=options.max_seconds)))
 
 
 if __name__ == "__main__":
