@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simmoe.errors import UsageError, did_you_mean
+from simmoe.errors import ProfileError, UsageError, did_you_mean
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import StepTable
 from simmoe.profiles.table_file import read_table
+
+if TYPE_CHECKING:
+    from simmoe.profiles.layer_times import LayerTimes
 
 DEFAULT_PROFILE = "olmoe-1b-7b-split4-h200"
 
@@ -80,6 +83,28 @@ def recording_path(name: str) -> Path | None:
     """Return the recorded run that ships beside a profile, kept out of its fit; None without."""
     path = _DATA / "raw" / f"{name}-recording.jsonl.gz"
     return path if name in profile_names() and path.exists() else None
+
+
+def layer_times_of(name_or_path: str, table: StepTable) -> LayerTimes | None:
+    """Return the MoE layer's own times measured with a table: 'NAME-layer.json' beside it, or among the raw data.
+
+    Raises:
+        ProfileError: the file cannot be read, or is of another model or card.
+    """
+    from simmoe.profiles.layer_times import read_layer_times
+
+    path = profile_path(name_or_path)
+    folder = _DATA / "raw" if path.parent == _DATA else path.parent
+    path = folder / f"{path.stem}-layer.json"
+    if not path.exists():
+        return None
+    times = read_layer_times(path)
+    for run in table.provenance.get("runs", [])[:1]:
+        if (times.model, times.card) != (run["model"], run["card"]):
+            raise ProfileError(
+                f"'{path}' is of {times.model} on {times.card}, the table beside it of {run['model']} on {run['card']}"
+            )
+    return times
 
 
 def load_profile(name_or_path: str = DEFAULT_PROFILE) -> Profile:

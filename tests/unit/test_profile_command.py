@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from simmoe.cli import run
-from simmoe.profiles.catalog import load_profile
+from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_path
+from simmoe.profiles.layer_times import LayerTime, LayerTimes, write_layer_times
+from simmoe.profiles.models import read_model, split_config
 from simmoe.profiles.samples import SampleWriter
 from simmoe.profiles.synthetic import SyntheticEngine
 
@@ -98,3 +101,39 @@ def test_measure_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(["profile", "measure", *options]) == 6
     assert "simmoe[live]" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_show_and_plot_take_the_moe_layer_s_times_beside_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "mine.json"
+    table.write_bytes(profile_path(DEFAULT_PROFILE).read_bytes())
+    (run_of,) = load_profile(str(table)).provenance["runs"]
+    config = split_config(read_model("olmoe-1b-7b").config, 4)
+    rows = (LayerTime(1, 8, 2e-5, 8.0), LayerTime(8192, 8, 1e-3, 256.0), LayerTime(8192, 32, 4e-3, 256.0))
+    about = (run_of["model"], config, "bfloat16", run_of["card"], "2026-01-01", {}, "TritonExperts")
+    times = LayerTimes(*about, 8e14, 4e12, rows)
+    write_layer_times(tmp_path / "mine-layer.json", times)
+    assert run(["profile", "show", str(table)]) == 0
+    out = capsys.readouterr().out
+    # 8,192 tokens to 32 experts of 3 x 2048 x 256 weights, a multiplication and an addition each, in 4 ms
+    assert f"{2 * 8192 * 32 * 3 * 2048 * 256 / 4e-3 / 1e12:.1f}" in out.split("achieved TFLOP/s")[1]
+    assert "800 TFLOP/s and 4.00 TB/s measured" in out
+    assert run(["profile", "plot", str(table), "--out", str(tmp_path / "p.svg")]) == 0
+    assert "measured ceilings" in (tmp_path / "p.svg").read_text()
+    write_layer_times(tmp_path / "mine-layer.json", replace(times, card="NVIDIA H100"))
+    assert run(["profile", "show", str(table)]) == 3
+    assert "on NVIDIA H100, the table beside it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "has_share"), [(SYNTHETIC, False), (DEFAULT_PROFILE, True)])
+def test_the_share_of_the_roofline_is_drawn_where_the_card_is_known(name: str, has_share: bool, tmp_path: Path) -> None:
+    assert run(["profile", "plot", name, "--out", str(tmp_path / "p.svg")]) == 0
+    assert ("% of the binding roofline" in (tmp_path / "p.svg").read_text()) == has_share
+
+
+def test_equal_pictures_are_equal_bytes(tmp_path: Path) -> None:
+    for suffix in (".png", ".svg", ".pdf"):
+        for name in ("a", "b"):
+            assert run(["profile", "plot", SYNTHETIC, "--out", str(tmp_path / f"{name}{suffix}")]) == 0
+        assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()

@@ -45,16 +45,19 @@ def show(name: str | None, sync: bool) -> None:
     """Show where profile NAME (or a table's path) comes from, and its times in milliseconds."""
     from rich.console import Console
 
-    from simmoe.commands.profile_view import facts, time_tables
-    from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+    from simmoe.commands.profile_view import facts, layer_tables, time_tables
+    from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile
 
     loaded = load_profile(name or DEFAULT_PROFILE)
-    console = Console(highlight=False)
-    console.print(f"[bold]{loaded.label}[/bold]: {loaded.table.summary}")
+    layer = layer_times_of(name or DEFAULT_PROFILE, loaded.table)
+    console = Console(highlight=False, markup=False)
+    console.print(f"{loaded.label}: {loaded.table.summary}")
     console.print(facts(loaded))
     for table in time_tables(loaded, async_scheduling=not sync):
         console.print()
         console.print(table)
+    for part in layer_tables(layer) if layer else ():
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 @profile.command()
@@ -64,9 +67,12 @@ def show(name: str | None, sync: bool) -> None:
 def plot(name: str | None, out: Path, sync: bool) -> None:
     """Plot T against n and decode steps against batch, by k, and the share of the card's roofline they reach."""
     from simmoe.commands.profile_plot import plot_profile
-    from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+    from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile
 
-    plot_profile(load_profile(name or DEFAULT_PROFILE), out, async_scheduling=not sync)
+    loaded = load_profile(name or DEFAULT_PROFILE)
+    layer = layer_times_of(name or DEFAULT_PROFILE, loaded.table)
+    ceilings = (layer.matmul_flop_s, layer.copy_byte_s) if layer else None
+    plot_profile(loaded, out, async_scheduling=not sync, ceilings=ceilings)
     click.echo(f"wrote {out}", err=True)
 
 

@@ -60,17 +60,24 @@ def drawn(out: Path, size_inches: tuple[float, float]) -> Iterator[Figure]:
             raise OutputError(f"cannot write the picture to '{out}': {error.strerror or error}") from None
 
 
-def plot_profile(profile: Profile, out: Path, *, async_scheduling: bool) -> None:
+def plot_profile(
+    profile: Profile, out: Path, *, async_scheduling: bool, ceilings: tuple[float, float] | None = None
+) -> None:
     """Draw T against n and decode steps against batch, a line a k; below, the share of the binding roofline they reach.
 
     The lower row is left out where the table does not say which model and card it is of.
 
+    Args:
+        profile: drawn.
+        out: file to write.
+        async_scheduling: whether the host's time overlaps the device's.
+        ceilings: (FLOP/s, byte/s) measured on its card; its datasheet's without.
     Raises:
         UsageError: the file's name asks for another format than PICTURES.
         OutputError: the picture cannot be written.
     """
     table, cost = profile.table, profile.cost(async_scheduling)
-    roofline = roofline_of(table)
+    roofline = roofline_of(table, ceilings)
     columns: list[tuple[GridTable, Callable[[int, int], StepShape], str, str]] = [
         (table.prefill, prompt_shape, "prompt tokens n", f"prefill, prompts of {PROMPT_TOKENS:,} tokens"),
         (table.decode, decode_shape, "sequences", f"decode, {CONTEXT_TOKENS:,} KV tokens a sequence"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from simmoe.profiles.catalog import Profile
+from simmoe.profiles.layer_times import LayerTime, LayerTimes
 from simmoe.profiles.shape import StepShape
 
 #: KV tokens a sequence the decode times are shown at.
@@ -95,6 +96,25 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
         yield residual_table(fit["residuals"])
 
 
+def layer_tables(times: LayerTimes) -> Iterator[str | Table]:
+    """Yield headings and tables of one MoE layer's routed experts alone: times, rates, share of measured ceilings."""
+    at = {(row.num_tokens, row.k): row for row in times.rows}
+    sizes, ks = sorted({n for n, _ in at}), sorted({k for _, k in at})
+    ceilings = f"{times.matmul_flop_s / 1e12:,.0f} TFLOP/s and {times.copy_byte_s / 1e12:.2f} TB/s measured"
+    shown: tuple[tuple[str, Callable[[LayerTime], str]], ...] = (
+        ("us by CUDA events", lambda row: f"{row.seconds * 1e6:.1f}"),
+        ("achieved TFLOP/s", lambda row: f"{times.flop(row) / row.seconds / 1e12:.1f}"),
+        ("achieved GB/s", lambda row: f"{times.bytes_moved(row) / row.seconds / 1e9:,.0f}"),
+        (f"% of the binding ceiling ({ceilings})", lambda row: f"{100 * times.bound_s(row) / row.seconds:.0f}"),
+    )
+    for what, text in shown:
+        yield f"\none MoE layer's experts ({times.kernel}), {what}"
+        table = _grid_table(None, "tokens", ks)
+        for n in sizes:
+            table.add_row(f"{n:,}", *(text(at[n, k]) if (n, k) in at else "-" for k in ks))
+        yield table
+
+
 def residual_table(residuals: Sequence[Mapping[str, Any]]) -> Table:
     """Return the fit's relative errors, one row a group of samples."""
     rows = Table(title="predicted / measured - 1", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
@@ -114,13 +134,18 @@ def decode_shape(num_seqs: int, k: int) -> StepShape:
 
 
 def _grid(title: str, size_name: str, ks: Sequence[int], seconds: Mapping[int, Sequence[float]]) -> Table:
-    rows = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in (size_name, *(f"k={k}" for k in ks)):
-        rows.add_column(name, justify="right", no_wrap=True)
+    rows = _grid_table(title, size_name, ks)
     shown = [(size, [f"{value * 1e3:.2f}" for value in values]) for size, values in seconds.items()]
     for values, group in groupby(shown, key=lambda row: row[1]):
         sizes = [f"{size:,}" for size, _ in group]
         rows.add_row(sizes[0] if len(sizes) == 1 else f"{sizes[0]}..{sizes[-1]}", *values)
+    return rows
+
+
+def _grid_table(title: str | None, size_name: str, ks: Sequence[int]) -> Table:
+    rows = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in (size_name, *(f"k={k}" for k in ks)):
+        rows.add_column(name, justify="right", no_wrap=True)
     return rows
 
 
