@@ -39,6 +39,8 @@ class Compared:
     live: RunRecord
     simulated: RunRecord
     causes: Causes
+    step_ratio: float
+    """How long the live run's steps take over like ones of the simulated run."""
 
     @property
     def offline(self) -> bool:
@@ -91,8 +93,8 @@ def _compared(records: Path, profiles: dict[str, Profile], only: str) -> Iterabl
             if cell.name.startswith(only) and (folder / MANIFEST).exists():
                 live = read_record(folder)
                 simulated, _ = simulate_like(live, profile, front_end)
-                causes, _ = find_causes(simulated, live, Pairing.of(simulated, live))
-                yield Compared(cell, live, simulated, causes)
+                causes, ratios = find_causes(simulated, live, Pairing.of(simulated, live))
+                yield Compared(cell, live, simulated, causes, ratios.overall)
 
 
 def executed_k(record: RunRecord) -> float:
@@ -104,7 +106,7 @@ def executed_k(record: RunRecord) -> float:
 
 def table(runs: Sequence[Compared]) -> str:
     """Return the Markdown table of errors; a figure beyond its limit is in bold."""
-    head = ("run", "load", "requests", "TTFT mean", "p99", "TPOT mean", "requests/s", "k", *CAUSES)
+    head = ("run", "load", "requests", "TTFT mean", "p99", "TPOT mean", "requests/s", "k", "like steps", *CAUSES)
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for run in runs:
         ks = f"{executed_k(run.simulated):.1f} / {executed_k(run.live):.1f}"
@@ -113,7 +115,8 @@ def table(runs: Sequence[Compared]) -> str:
         requests = str(len(run.live.requests["status"]))
         cells = (
             run.cell.name, load, requests, _shown(run, "ttft", "mean"), _shown(run, "ttft", "p99"),
-            _shown(run, "tpot", "mean"), _shown(run, "request_throughput", "rate"), ks, *causes,
+            _shown(run, "tpot", "mean"), _shown(run, "request_throughput", "rate"), ks,
+            f"{run.step_ratio - 1:+.1%}", *causes,
         )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -151,6 +154,7 @@ def _row(run: Compared) -> dict[str, Any]:
             row |= {f"{name}_simulated": f"{difference.first:.6g}", f"{name}_live": f"{difference.second:.6g}"}
             row[f"{name}_error"] = f"{difference.error:.5f}"
     row |= {"k_simulated": f"{executed_k(run.simulated):.3f}", "k_live": f"{executed_k(run.live):.3f}"}
+    row |= {"step_ratio": f"{run.step_ratio:.4f}"}
     row |= {f"ttft_{cause.replace(' ', '_')}_s": f"{run.causes.ttft_s[cause]:.6f}" for cause in CAUSES}
     lag = run.live.manifest["send_lag"]
     row |= {"send_lag_mean_s": f"{lag['mean_s']:.6f}", "send_lag_max_s": f"{lag['max_s']:.6f}"}
