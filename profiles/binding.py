@@ -52,15 +52,14 @@ def roofline_of(table: StepTable, ceilings: tuple[float, float] | None = None) -
         ceilings: (FLOP/s, byte/s) measured on that card, to be taken instead of its datasheet's.
     """
     estimate, runs = table.provenance.get("estimate"), table.provenance.get("runs", [])
-    if estimate is not None:
-        card = CARDS[estimate["card"]["name"]]
-        model, num_cards = model_shape(estimate["model_config"]), 1
-    else:
-        named = measured_model(runs[0]) if runs else None
-        known = [card for card in CARDS.values() if runs and card.driver_name == runs[0]["card"]]
-        if named is None or not known:
-            return None
-        (_, model), card, num_cards = named, known[0], runs[0]["num_cards"]
+    if not (estimate or runs):
+        return None
+    of, driver_name = (estimate, estimate["card"]["driver_name"]) if estimate else (runs[0], runs[0]["card"])
+    named = measured_model(of)
+    card = next((card for card in CARDS.values() if card.driver_name == driver_name), None)
+    if named is None or card is None:
+        return None
+    (_, model), num_cards = named, of.get("num_cards", 1)
     flop_s, byte_s = ceilings or (card.bf16_flop_s, card.memory_byte_s)
     source = "measured ceilings" if ceilings else "datasheet rates"
     return Roofline(model, num_cards * flop_s, num_cards * byte_s, source, table.k_granularity)
@@ -78,6 +77,6 @@ def measured_model(run: dict[str, Any]) -> tuple[str, ModelShape] | None:
         pass
     for name in published_models():
         model = read_model(name)
-        if model.published_as == published:
+        if model.published_as == published and (splits or "1").isdecimal():
             return published, model_shape(split_config(model.config, int(splits or 1)))
     return None

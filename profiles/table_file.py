@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simmoe.errors import OutputError, ProfileError
+from simmoe.profiles.provenance import provenance_faults
 from simmoe.profiles.table import COLUMNS, PATHS, STATUSES, Attention, Cell, GridTable, HostShare, StepTable
 
 FORMAT = "simmoe-profile"
@@ -90,14 +91,27 @@ def read_table(path: str | os.PathLike[str]) -> StepTable:
 def parse_table(content: bytes, where: str) -> StepTable:
     """Read and check a table's bytes; ``where`` names them in errors."""
     try:
-        data = json.loads(content)
+        data = json.loads(content, object_pairs_hook=_unrepeated)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ProfileError(f"profile '{where}' is not JSON: {error}") from None
+    except RecursionError:
+        raise ProfileError(f"profile '{where}' is no table: it is nested too deeply") from None
+    except ProfileError as error:
+        raise ProfileError(f"profile '{where}' {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ProfileError(f"'{where}' is no profile: it does not say format '{FORMAT}'")
     if data.get("version") != VERSION:
         raise ProfileError(f"profile '{where}' has version {data.get('version')}; this simmoe reads {VERSION}")
     return _Reader(data, where).table(hashlib.sha256(content).hexdigest())
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object whose names are all different: of two values of one name JSON readers keep one, silently."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ProfileError(f"has '{next(name for name in names if names.count(name) > 1)}' twice")
+    return found
 
 
 def _grid_rows(grid: GridTable) -> Rows:
@@ -140,6 +154,8 @@ class _Reader:
         self._require(status in STATUSES, f"has status '{status}'; it must be one of {', '.join(STATUSES)}")
         provenance = self._field("provenance")
         self._require(isinstance(provenance, dict), "has a provenance that is no JSON object")
+        fault = next(provenance_faults(provenance), None)
+        self._require(fault is None, f"has a provenance whose {fault}")
         captured = self._ascending("captured_sizes")
         return StepTable(
             name=self._text("name"),
@@ -253,7 +269,8 @@ class _Reader:
 
     def _text(self, name: str) -> str:
         value = self._field(name)
-        self._require(isinstance(value, str) and bool(value), f"has {name} {value!r}; it must be text")
+        fits = isinstance(value, str) and value.isprintable() and bool(value.strip())
+        self._require(fits, f"has {name} {value!r}; it must be one line of text")
         return str(value)
 
     def _count(self, name: str) -> int:

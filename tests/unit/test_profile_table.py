@@ -56,6 +56,12 @@ KV = [["num_seqs", "sequences"], ["per_kv_token_s", "s/token"]]
         ({"captured_sizes": [8, 4]}, "captured_sizes [8, 4]"),
         ({"colour": "red"}, "unknown colour"),
         ({"provenance": "trust me"}, "provenance"),
+        ({"provenance": {"runs": 5}}, "provenance whose runs is 5, no list"),
+        ({"provenance": {"runs": [{}]}}, "provenance whose runs[0] has no model"),
+        ({"provenance": {"fit": {"residuals": [{"kind": 1}]}}}, "fit.residuals[0].kind is 1"),
+        ({"provenance": {"estimate": {"card": {}}}}, "provenance whose estimate has no model"),
+        ({"name": "two\nlines"}, "name 'two\\nlines'; it must be one line of text"),
+        ({"summary": "  "}, "summary '  '; it must be one line of text"),
         (with_rows("prefill", [[8, 1, 1e-3, 0.0, 1]], GRID[:2] + GRID[3:]), "no column 'device_s'"),
         (
             with_rows("prefill", [[8, 1, 1.0, 0.0, 1]], [*GRID[:2], ["device_s", "ms"], *GRID[3:]]),
@@ -101,6 +107,21 @@ def test_a_missing_table_or_file_is_named(tmp_path: Path) -> None:
         read_table(tmp_path / "t.json")
     with pytest.raises(ProfileError, match="cannot read the profile"):
         load_profile(str(tmp_path / "absent.json"))
+
+
+def test_a_name_given_twice_is_named(tmp_path: Path) -> None:
+    text = PATH.read_text()
+    (tmp_path / "t.json").write_text(text.replace('"k_max": 32,', '"k_max": 32,\n"k_max": 64,'))
+    with pytest.raises(ProfileError, match=r"t\.json' has 'k_max' twice"):
+        read_table(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' * 100_000, b"", b"[]", b"null"])
+def test_what_is_no_table_is_said_in_a_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "t.json").write_bytes(content)
+    with pytest.raises(ProfileError) as error:
+        read_table(tmp_path / "t.json")
+    assert "t.json" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
