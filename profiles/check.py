@@ -149,7 +149,11 @@ def checked_steps(table: StepTable, paths: Iterable[str | os.PathLike[str]]) -> 
             kept out of the fit.
     """
     checked = Checked([], [])
+    seen: set[Path] = set()
     for path in paths:
+        if Path(path).resolve() in seen:
+            raise ProfileError(f"the recording '{os.fspath(path)}' is named twice")
+        seen.add(Path(path).resolve())
         header = _header(table, path)
         samples = read_recorded_steps(path, table.captured_sizes)
         if not any(sample.held_out for sample in samples):
@@ -257,9 +261,11 @@ def _header(table: StepTable, path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     with gzip.open(source, "rt") if source.suffix == ".gz" else source.open() as file:
         header: dict[str, Any] = json.loads(file.readline())
-    for run in table.provenance.get("runs", []):
+    estimate = table.provenance.get("estimate")
+    estimated = [{**estimate, "card": estimate["card"]["driver_name"]}] if estimate else []
+    for run in [*table.provenance.get("runs", []), *estimated]:
         for field in ("model", "card", "captured_sizes"):
-            if field in header and header[field] != run[field]:
+            if field in header and header[field] != run.get(field, header[field]):
                 raise ProfileError(
                     f"'{name}' was recorded with {field} {_short(header[field])}, '{table.name}' is of "
                     f"{_short(run[field])}; check a table on a run of its own engine"

@@ -95,10 +95,17 @@ def _steps(text: str, name: str) -> Iterator[tuple[int, str, dict[str, Any] | No
         elif isinstance(record, dict):
             recording = record.get("recording", "")
             yield number, recording, None
+        elif not isinstance(record, list) or not record:
+            raise ProfileError(f"'{name}' line {number} is neither a recording's name nor a row")
         elif record[0] == "step":
             if len(record) != len(columns) + 1:
                 raise ProfileError(f"'{name}' line {number} has {len(record) - 1} values for {len(columns)} columns")
-            yield number, recording, dict(zip(columns, record[1:], strict=True))
+            step = dict(zip(columns, record[1:], strict=True))
+            for column in _COLUMNS:
+                kind = float if column in ("start_s", "output_s") else int
+                if isinstance(step[column], bool) or not isinstance(step[column], int | kind):
+                    raise ProfileError(f"'{name}' line {number}: {column} is {step[column]!r}, no {kind.__name__}")
+            yield number, recording, step
 
 
 def _pace_s(before: Mapping[str, Any], step: Mapping[str, Any]) -> float:

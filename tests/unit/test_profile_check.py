@@ -174,6 +174,51 @@ def test_a_recording_of_another_engine_is_refused(tmp_path: Path, header: dict[s
     assert message in str(error.value) and "r.jsonl" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("output_s", "x", "output_s is 'x', no float"),
+        ("start_s", None, "start_s is None, no float"),
+        ("num_decode_seqs", 1.5, "num_decode_seqs is 1.5, no int"),
+        ("k_exec", True, "k_exec is True, no int"),
+        ("k_exec", 0, "k is 0; it must be at least 1"),
+        ("output_s", float("nan"), "nan"),
+    ],
+)
+def test_a_step_of_an_odd_value_is_named(tmp_path: Path, column: str, value: Any, message: str) -> None:
+    path = write_recording(tmp_path / "r.jsonl", lambda _: 0.01)
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[4])
+    row[1 + COLUMNS.index(column)] = value
+    path.write_text("\n".join([*lines[:4], json.dumps(row), *lines[5:]]))
+    with pytest.raises(ProfileError) as error:
+        checked_steps(load_profile(SYNTHETIC).table, [path])
+    assert message in str(error.value) and "r.jsonl' line 5" in str(error.value)
+
+
+@pytest.mark.parametrize("line", ["[]", "5", '"step"', "null"])
+def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str) -> None:
+    path = write_recording(tmp_path / "r.jsonl", lambda _: 0.01)
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ProfileError, match=r"r\.jsonl' line \d+ is neither"):
+        checked_steps(load_profile(SYNTHETIC).table, [path])
+
+
+def test_a_recording_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_recording(tmp_path / "r.jsonl", lambda _: 0.01)
+    assert run(["profile", "check", SYNTHETIC, str(path), "r.jsonl"]) == 3
+    assert "is named twice" in capsys.readouterr().err
+
+
+def test_an_estimate_is_not_checked_on_another_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording = str(recording_path(DEFAULT_PROFILE))
+    for gpu, code in (("a100-80gb", 3), ("h200", 9)):
+        options = ["--gpu", gpu, "--model", "olmoe-1b-7b", "--out", f"{gpu}.json"]
+        assert run(["profile", "roofline", *options]) == 0
+        assert run(["profile", "check", f"{gpu}.json", recording]) == code
+    assert "was recorded with card 'NVIDIA H200'" in capsys.readouterr().err
+
+
 def test_what_took_part_in_a_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples = profile_path(DEFAULT_PROFILE).parent / "raw" / f"{DEFAULT_PROFILE}.jsonl.gz"
     assert run(["profile", "check", DEFAULT_PROFILE, str(samples)]) == 3
