@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import signal
@@ -85,6 +86,7 @@ async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
         server = await _listen(serving, router)
         port = server.sockets[0].getsockname()[1]
         where = f"[{serving.host}]" if ":" in serving.host else serving.host
+        gc.freeze()  # what is here by now stays: a full collection of it would stop every stream for tens of milliseconds
         serving.on_ready(f"http://{where}:{port}")
         await _first_of(stopped, stopped, watching)
         return await _drain(serving, router, server, stops)

@@ -60,8 +60,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         yield running
 
 
-def test_a_deployment_from_start_to_drain(deployment: Deployment, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_deployment_from_start_to_drain(deployment: Deployment, tmp_path: Path) -> None:
     check_answers(deployment)
     check_live_run(deployment, tmp_path)
     check_client_that_leaves(deployment)
@@ -151,6 +150,7 @@ def check_policy_that_raises(deployment: Deployment) -> None:
     assert status == 500
     assert "policy Picky" in answer["error"]["message"]
     assert "LookupError: five" in answer["error"]["message"]
+    assert (deployment.log.parent / "policy_call.json").exists()
     assert deployment.complete(model="tiny:k=4")[0] == 200
 
 

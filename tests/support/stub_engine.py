@@ -1,7 +1,8 @@
 """A stand-in for an engine's server: it answers completions as vLLM does, with tokens that come when asked for.
 
 ``python -m tests.support.stub_engine [--uds PATH | --port N] [--plain] [--gap-s S]``. A request's ``stub`` object
-scripts its answer: ``first_s`` and ``gap_s`` (when tokens come), ``hold`` (none before a file of that name exists),
+scripts its answer: ``first_s`` and ``gap_s`` (when tokens come), ``hold`` (until a file of that name exists, no token
+from number ``hold_at`` on comes; 0 if not given),
 ``die_after`` (kill this process after so many), ``error`` (answer with that status), ``stamp`` (each token tells when
 it left).
 """
@@ -74,24 +75,26 @@ class StubEngine(Listener):
             if body.get("stream"):
                 await self.stream(body, script, client)
             else:
-                await self.wait(script)
+                await self.hold(script, client)
+                await asyncio.sleep(script.get("first_s", 0.0))
                 usage = {"prompt_tokens": 1, "completion_tokens": body["max_tokens"]}
                 client.respond(200, {"choices": [{"index": 0, "text": "x" * body["max_tokens"]}], "usage": usage})
         finally:
             self.running -= 1
 
-    async def wait(self, script: dict[str, Any]) -> None:
-        """Wait as the script says before the first token."""
-        while "hold" in script and not Path(script["hold"]).exists():
+    async def hold(self, script: dict[str, Any], client: ClientConnection) -> None:
+        """Wait for the script's file, or for the client to leave."""
+        while "hold" in script and not Path(script["hold"]).exists() and not client.is_gone:
             await asyncio.sleep(0.005)
-        await asyncio.sleep(script.get("first_s", 0.0))
 
     async def stream(self, body: dict[str, Any], script: dict[str, Any], client: ClientConnection) -> None:
         """Send tokens one by one."""
         client.start_stream(200, "text/event-stream; charset=utf-8", {})
-        await self.wait(script)
+        await asyncio.sleep(script.get("first_s", 0.0))
         due_s, count = time.monotonic(), body["max_tokens"]
         for i in range(count):
+            if i == script.get("hold_at", 0):
+                await self.hold(script, client)
             if client.is_gone:
                 self.aborted.append(body.get("user", ""))
                 return
