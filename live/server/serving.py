@@ -86,7 +86,7 @@ async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
         server = await _listen(serving, router)
         port = server.sockets[0].getsockname()[1]
         where = f"[{serving.host}]" if ":" in serving.host else serving.host
-        gc.freeze()  # what is here by now stays: a full collection of it would stop every stream for tens of milliseconds
+        gc.freeze()  # what is here stays: a full collection of it would stop every stream for tens of milliseconds
         serving.on_ready(f"http://{where}:{port}")
         await _first_of(stopped, stopped, watching)
         return await _drain(serving, router, server, stops)
