@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
-from simmoe.errors import UsageError, did_you_mean
+from simmoe.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,11 @@ def card_named(name: str) -> Card:
     Raises:
         UsageError: no such card; lists those known.
     """
+    plain = name.lower().replace(" ", "-").replace("_", "-")
     for card in CARDS.values():
-        if name.lower().replace(" ", "-").replace("_", "-") in (card.name, card.driver_name.lower().replace(" ", "-")):
+        if plain in (card.name, card.driver_name.lower().replace(" ", "-")):
             return card
-    raise UsageError(f"no card '{name}'{did_you_mean(name.lower(), CARDS)}; known: {', '.join(CARDS)}")
+    within = [known for known in CARDS if plain and plain in known]
+    near = within or difflib.get_close_matches(plain, CARDS, n=1, cutoff=0.5)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    raise UsageError(f"no card '{name}'{hint}; known: {', '.join(CARDS)}")

@@ -21,7 +21,7 @@ from simmoe.profiles.step_work import BF16
 from simmoe.profiles.table import PATHS, Attention, Cell, GridTable, HostShare, StepTable
 
 #: Budgets of an estimated grid: those below the model's largest, and that one.
-BUDGETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+BUDGETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, *(2**power for power in range(6, 20)))
 
 
 def estimated_table(

@@ -122,13 +122,12 @@ def read_model(name_or_path: str) -> Model:
         path = _PUBLISHED / f"{name_or_path}.json"
     else:
         path = Path(name_or_path)
-        if path.is_dir():
+        if name_or_path and path.is_dir():
             path = path / "config.json"
-        if not path.exists() and path.suffix != ".json" and len(path.parts) == 1:
-            raise UsageError(
-                f"no model '{name_or_path}'{did_you_mean(name_or_path, published_models())}; give one of "
-                f"{', '.join(published_models())}, or the path of a Hugging Face config.json"
-            )
+        is_name = not path.exists() and path.suffix != ".json" and len(path.parts) <= 1
+        if is_name or not name_or_path:
+            hint = did_you_mean(name_or_path, published_models())
+            raise UsageError(f"no model '{name_or_path}'{hint}; give a name or the path of a Hugging Face config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

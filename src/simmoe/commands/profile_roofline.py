@@ -44,6 +44,8 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
 
     if not error and (gpu is None or model is None):
         raise UsageError("name the card and the model: --gpu NAME --model NAME (or --error, for the method's errors)")
+    if out is not None and out.suffix != ".json":
+        raise UsageError(f"--out '{out}' names no table; end it in .json")
     card = card_named(gpu) if gpu is not None else None
     read = read_model(model) if model is not None else None
     measured = measured_models(load_profile(name).table for name in profile_names())
