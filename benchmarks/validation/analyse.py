@@ -17,6 +17,7 @@ from typing import Any
 from front_end import front_end_times
 from pictures import draw_distributions, draw_loads
 from plan import EXPERIMENTS, FRONT_END, Cell
+from sensitivity import magnification
 
 from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES, Causes
@@ -41,6 +42,8 @@ class Compared:
     causes: Causes
     step_ratio: float
     """How long the live run's steps take over like ones of the simulated run."""
+    magnification: dict[str, float]
+    """Growth of mean TTFT and TPOT over that of every step."""
 
     @property
     def offline(self) -> bool:
@@ -90,11 +93,12 @@ def _compared(records: Path, profiles: dict[str, Profile], only: str) -> Iterabl
     for experiment, profile in profiles.items():
         for cell in EXPERIMENTS[experiment]:
             folder = records / experiment / cell.name
-            if cell.name.startswith(only) and (folder / MANIFEST).exists():
+            if cell not in FRONT_END and cell.name.startswith(only) and (folder / MANIFEST).exists():
                 live = read_record(folder)
                 simulated, _ = simulate_like(live, profile, front_end)
                 causes, ratios = find_causes(simulated, live, Pairing.of(simulated, live))
-                yield Compared(cell, live, simulated, causes, ratios.overall)
+                growth = magnification(live, simulated, profile, front_end)
+                yield Compared(cell, live, simulated, causes, ratios.overall, growth)
 
 
 def executed_k(record: RunRecord) -> float:
@@ -106,7 +110,7 @@ def executed_k(record: RunRecord) -> float:
 
 def table(runs: Sequence[Compared]) -> str:
     """Return the Markdown table of errors; a figure beyond its limit is in bold."""
-    head = ("run", "load", "requests", "TTFT mean", "p99", "TPOT mean", "requests/s", "k", "like steps", *CAUSES)
+    head = ("run", "load", "requests", "TTFT mean", "p99", "TPOT mean", "requests/s", "k", "like steps", "x", *CAUSES)
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for run in runs:
         ks = f"{executed_k(run.simulated):.1f} / {executed_k(run.live):.1f}"
@@ -116,7 +120,7 @@ def table(runs: Sequence[Compared]) -> str:
         cells = (
             run.cell.name, load, requests, _shown(run, "ttft", "mean"), _shown(run, "ttft", "p99"),
             _shown(run, "tpot", "mean"), _shown(run, "request_throughput", "rate"), ks,
-            f"{run.step_ratio - 1:+.1%}", *causes,
+            f"{run.step_ratio - 1:+.1%}", f"{run.magnification['tpot']:.1f}", *causes,
         )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -154,6 +158,7 @@ def _row(run: Compared) -> dict[str, Any]:
             row |= {f"{name}_simulated": f"{difference.first:.6g}", f"{name}_live": f"{difference.second:.6g}"}
             row[f"{name}_error"] = f"{difference.error:.5f}"
     row |= {"k_simulated": f"{executed_k(run.simulated):.3f}", "k_live": f"{executed_k(run.live):.3f}"}
+    row |= {f"{metric}_magnification": f"{value:.3f}" for metric, value in run.magnification.items()}
     row |= {"step_ratio": f"{run.step_ratio:.4f}"}
     row |= {f"ttft_{cause.replace(' ', '_')}_s": f"{run.causes.ttft_s[cause]:.6f}" for cause in CAUSES}
     lag = run.live.manifest["send_lag"]

@@ -35,7 +35,7 @@ def draw_loads(path: Path, runs: Sequence[Compared]) -> None:
                 axes.plot(rates, live, "o", color=colour, markerfacecolor="white", label=f"{system}, live")
             axes.set_title(title)
             axes.set_xlabel("offered load, requests/s")
-            axes.set_yscale("log")
+            axes.set_ylim(bottom=0)
         figure.axes[0].legend(fontsize=8)
 
 

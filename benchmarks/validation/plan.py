@@ -7,7 +7,7 @@ simulating with the profile there was: shares of the least saturation, so that e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simmoe.traces.spec import WorkloadSpec
 
@@ -67,18 +67,21 @@ FRONT_END = (
     Cell("front-end-load", "vllm+k", 45.0, 360, 7001, 2),
 )
 
-#: Two engines, graphs captured at every size and keyed by k; in the order they are run, the most telling first.
+#: Two engines, graphs captured at every size and keyed by k; in the order they are run, the most telling first. What is
+#: run again with the same requests tells how far a live run is from itself.
 KEYED = (
     *FRONT_END,
     *(_online(system, load, 2, seed=9000 + round(100 * load)) for load in (0.7, 0.9) for system in POLICIES),
     *(_offline(system, seed=9000) for system in ("k-aware", "vllm+k", "vllm")),
     *(_online(system, load, 2, seed=9000 + round(100 * load)) for load in (0.5, 0.25) for system in POLICIES),
     Cell("k-aware-90-own", "k-aware", round(0.9 * SATURATION["k-aware"], 1), 1340, 9190, 2),
+    replace(_online("k-aware", 0.9, 2, seed=9090), name="k-aware-90-again"),
 )
 
 #: One engine, vLLM's own graph sizes.
 DEFAULT = (
     *(_online("vllm+k", load, 1, seed=9500 + round(100 * load)) for load in (0.5, 0.8)),
+    replace(_online("vllm+k", 0.8, 1, seed=9580), name="vllm+k-80-again"),
     _online("k-aware", 0.8, 1, seed=9580),
     _offline("vllm+k", seed=9600),
 )

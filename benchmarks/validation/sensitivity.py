@@ -1,0 +1,45 @@
+"""What a bias in step times does to latencies: the simulation repeated with every step so much longer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+from simmoe.analysis.compare import differences
+from simmoe.commands.validate import simulate_like
+from simmoe.profiles.catalog import Profile
+from simmoe.profiles.shape import DecodeLine, StepCost, StepShape
+from simmoe.profiles.step_cost import ProfileStepCost
+from simmoe.records import RunRecord
+from simmoe.simulator.config import FrontEndConfig
+
+BIAS = 0.01
+
+
+class Slower:
+    """A step cost times a factor; what a policy believes does not change."""
+
+    def __init__(self, cost: ProfileStepCost, factor: float) -> None:
+        self._cost: StepCost = cost
+        self._factor = factor
+        self.prefill_s = cost.prefill_s
+        self.extrapolated: Mapping[str, int] = cost.extrapolated
+
+    def step_s(self, shape: StepShape, /) -> float:
+        """Return the seconds of a step."""
+        return self._factor * self._cost.step_s(shape)
+
+    def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
+        """Return the line a decode-only step follows as its KV grows."""
+        return DecodeLine(*(self._factor * value for value in self._cost.decode_line(num_decode_seqs, k_exec)))
+
+
+def magnification(
+    live: RunRecord, simulated: RunRecord, profile: Profile, front_end: FrontEndConfig
+) -> dict[str, float]:
+    """Return by how many per cent mean TTFT and mean TPOT grow when every step takes one per cent longer."""
+    slower = copy.copy(profile)
+    slower.cost = lambda async_scheduling=True: Slower(profile.cost(async_scheduling), 1 + BIAS)  # type: ignore[assignment,return-value]
+    repeated, _ = simulate_like(live, slower, front_end)
+    grown = {d[:2]: d.error for d in differences(repeated, simulated)}
+    return {metric: grown[metric, "mean"] / BIAS for metric in ("ttft", "tpot")}
