@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps
+from simmoe.profiles.recorded_steps import is_recording, read_recorded_loads
 from simmoe.profiles.residuals import Predictor
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.shape import StepShape
@@ -103,6 +103,8 @@ class CheckedStep(NamedTuple):
     """What most of the predicted time is: 'host'; 'grid', what tokens and experts cost; or 'attention'."""
     predicted_s: float
     measured_s: float
+    load: str = ""
+    """The recording it is of, such as a burst or Poisson arrivals."""
 
     @property
     def size_rank(self) -> int:
@@ -155,13 +157,13 @@ def checked_steps(table: StepTable, paths: Iterable[str | os.PathLike[str]]) -> 
             raise ProfileError(f"the recording '{os.fspath(path)}' is named twice")
         seen.add(Path(path).resolve())
         header = _header(table, path)
-        samples = read_recorded_steps(path, table.captured_sizes)
-        if not any(sample.held_out for sample in samples):
+        samples = read_recorded_loads(path, table.captured_sizes)
+        if not any(sample.held_out for _, sample in samples):
             what = "that was kept out of the fit" if samples else "that followed another without a pause"
             raise ProfileError(f"'{os.fspath(path)}' holds no step {what}; a table is checked on steps it never saw")
         of = _classifier(table, bool(header.get("async_scheduling", True)))
-        for sample in samples:
-            step = of(replace(sample, k=sample.k * table.k_granularity))
+        for load, sample in samples:
+            step = of(replace(sample, k=sample.k * table.k_granularity))._replace(load=load)
             (checked.steps if sample.held_out else checked.calibration).append(step)
     return checked
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,21 +48,27 @@ def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[i
     Raises:
         ProfileError: names the file, the line and what is wrong with it.
     """
+    return [step for _, step in read_recorded_loads(path, captured_sizes)]
+
+
+def read_recorded_loads(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[tuple[str, Sample]]:
+    """Return the steps of :func:`read_recorded_steps`, each with the name of the recording it is of."""
     name, source = os.fspath(path), Path(path)
     try:
         content = source.read_bytes()
         text = (gzip.decompress(content) if source.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ProfileError(f"cannot read the recording '{name}': {error}") from None
     largest = captured_sizes[-1] if captured_sizes else 0
-    samples: list[Sample] = []
+    samples: list[tuple[str, Sample]] = []
     before: dict[str, Any] | None = None
     for number, recording, step in _steps(text, name):
         if step is not None and before is not None and step["start_s"] <= before["output_s"]:
             try:
-                samples.append(_sample(step, _pace_s(before, step), largest, recording != CALIBRATION))
+                sample = _sample(step, _pace_s(before, step), largest, recording != CALIBRATION)
             except ProfileError as error:
                 raise ProfileError(f"'{name}' line {number}: {error}") from None
+            samples.append((recording, sample))
         before = step
     return samples
 
@@ -72,7 +79,7 @@ def is_recording(path: str | os.PathLike[str]) -> bool:
     try:
         with gzip.open(source, "rt") if source.suffix == ".gz" else source.open() as file:
             return bool(json.loads(file.readline()).get("format") == FORMAT)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, EOFError, ValueError, AttributeError, zlib.error):
         return False
 
 

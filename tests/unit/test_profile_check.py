@@ -136,6 +136,21 @@ def recorded_at(shapes: Sequence[StepShape]) -> Path:
     return write_recording(Path("recorded.jsonl"), load_profile(SYNTHETIC).cost().step_s, shapes)
 
 
+def test_loads_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cost = load_profile(SYNTHETIC).cost()
+    burst = write_recording(tmp_path / "b.jsonl", cost.step_s, name="burst")
+    slow = write_recording(tmp_path / "s.jsonl", lambda shape: 1.25 * cost.step_s(shape), name="poisson")
+    both = tmp_path / "both.jsonl"
+    both.write_text(burst.read_text() + "\n".join(slow.read_text().splitlines()[1:]) + "\n")
+    steps = checked_steps(load_profile(SYNTHETIC).table, [both]).steps
+    errors = errors_by(steps, lambda s: s.load)
+    assert errors["burst"].bias == pytest.approx(0, abs=1e-6)
+    assert errors["poisson"].bias == pytest.approx(-0.2)
+    run(["profile", "check", SYNTHETIC, str(both)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {line[1] for line in lines if len(line) > 3 and line[3] == "-20.0%"} >= {"poisson"}
+
+
 def test_every_step_lies_in_one_class() -> None:
     steps = checked_steps(load_profile(SYNTHETIC).table, [recorded_at(SHAPES)]).steps
     groups = errors_by(steps, lambda s: (s.steps, s.size_class, s.part))

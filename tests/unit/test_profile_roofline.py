@@ -249,9 +249,24 @@ def test_the_command_prints_and_keeps_a_marked_table(tmp_path: Path, capsys: pyt
     first = out.read_bytes()
     assert run([*options, "--out", str(out)]) == 0
     assert out.read_bytes() == first
-    assert run(["run", "--trace", "azure", "--rate", "5", "--requests", "20", "--profile", str(out)]) == 0
+
+
+def test_what_is_simulated_on_an_estimate_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "a100.json"
+    assert run(["profile", "roofline", "--gpu", "a100-80gb", "--model", "olmoe-1b-7b", "--out", str(table)]) == 0
+    load = ["--trace", "azure", "--requests", "20"]
+    capsys.readouterr()
+    assert run(["run", *load, "--rate", "5", "--profile", str(table), "--out", str(tmp_path / "sim")]) == 0
     captured = capsys.readouterr()
     assert "(estimated)" in captured.out and "(estimated)" in captured.err
+    assert run(["run", *load, "--rate", "5", "--out", str(tmp_path / "other")]) == 0
+    assert run(["compare", str(tmp_path / "sim"), str(tmp_path / "other")]) == 0
+    first, second = capsys.readouterr().out.split("first ")[1].split("second ")[:2]
+    assert "olmoe-1b-7b-split4-a100-80gb, estimated)" in first and "estimated" not in second
+    sweep = ["--rates", "5", "--seeds", "2", "--policy", "fifo", "--profile", str(table), "--out", str(tmp_path / "s")]
+    assert run(["sweep", *load, *sweep]) == 0
+    assert "(estimated)" in capsys.readouterr().err
+    assert json.loads((tmp_path / "s" / "manifest.json").read_text())["profile"]["status"] == "estimated"
 
 
 def test_a_model_of_one_s_own_needs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,8 @@ def check(
         console.print(f"above the captured sizes the same step varied by {spread:.1%}: the limit there, where larger")
     if calibration:
         console.print(f"{len(calibration):,} further steps, recorded to calibrate the host in the fit, are left out")
-    console.print(_part_table(steps))
+    for table in _blame_tables(steps):
+        console.print(table)
     if plot is not None:
         _draw(plot, steps, limits, loaded.label)
         click.echo(f"wrote {plot}", err=True)
@@ -118,22 +119,25 @@ def _verdict_table(found: Sequence[Verdict]) -> Table:
     return table
 
 
-def _part_table(steps: Sequence[CheckedStep]) -> Table:
-    """Where the error lies: by kind of step, size that ran, and what most of the predicted time is."""
-    groups = errors_by(
-        sorted(steps, key=lambda step: (step.steps != WITH_PROMPTS, step.size_rank, step.part)),
-        lambda step: (step.steps, step.size_class, step.part),
+def _blame_tables(steps: Sequence[CheckedStep]) -> Iterator[Table]:
+    """Yield where the error lies: by recorded load, then by size that ran and what most of the predicted time is."""
+    right = ("number", "bias", "median", "p95", "off by", "of")
+    ordered = sorted(steps, key=lambda step: (step.steps != WITH_PROMPTS, step.size_rank, step.part))
+    by_part = errors_by(ordered, lambda step: (step.steps, step.size_class, step.part))
+    by_load = errors_by(
+        sorted(steps, key=lambda step: step.steps != WITH_PROMPTS), lambda step: (step.steps, step.load)
     )
-    table = _table(
-        "by size and by what most of the predicted time is (grid: tokens and experts)",
-        ("steps", "tokens", "mostly"),
-        ("number", "bias", "median", "p95", "off by", "of"),
-    )
-    for (kind, size, part), errors in groups.items():
-        values = (f"{errors.bias:+.1%}", f"{errors.median:.1%}", f"{errors.p95:.1%}")
-        off = f"{errors.predicted_s - errors.measured_s:+.2f} s"
-        table.add_row(kind, size, part, f"{errors.number:,}", *values, off, f"{errors.measured_s:.2f} s")
-    return table
+    what = "by size and by what most of the predicted time is (grid: tokens and experts)"
+    for title, left, groups in (
+        ("by recorded load", ("steps", "load"), by_load),
+        (what, ("steps", "tokens", "mostly"), by_part),
+    ):
+        table = _table(title, left, right)
+        for names, errors in groups.items():
+            values = (f"{errors.bias:+.1%}", f"{errors.median:.1%}", f"{errors.p95:.1%}")
+            off = f"{errors.predicted_s - errors.measured_s:+.2f} s"
+            table.add_row(*names, f"{errors.number:,}", *values, off, f"{errors.measured_s:.2f} s")
+        yield table
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
