@@ -206,7 +206,11 @@ def _host_shares(table: StepTable, steps: Sequence[Sample], clock: Mapping[str, 
 def _least_absolute(
     predicted: Callable[[FloatArray], FloatArray], measured: FloatArray, start: FloatArray
 ) -> FloatArray:
-    """Return the non-negative values, near a positive start, that minimise the sum of |log(predicted / measured)|."""
+    """Return the non-negative values that minimise the sum of |log(predicted / measured)|.
+
+    The search starts at some multiples of a positive ``start``: where a term is far below the others, as a host's share
+    below the device's, nothing changes around it.
+    """
     from scipy.optimize import minimize
 
     def misfit(scaled: FloatArray) -> float:
@@ -214,10 +218,14 @@ def _least_absolute(
 
     corners = np.ones((len(start) + 1, len(start)))
     corners[1:] -= 0.5 * np.eye(len(start))
-    best = minimize(
-        misfit,
-        corners[0],
-        method="Nelder-Mead",
-        options={"initial_simplex": corners, "maxiter": 2000, "xatol": 1e-7, "fatol": 1e-9},
-    )
+    found = [
+        minimize(
+            misfit,
+            corners[0],
+            method="Nelder-Mead",
+            options={"initial_simplex": multiple * corners, "maxiter": 2000, "xatol": 1e-7, "fatol": 1e-9},
+        )
+        for multiple in (1.0, 2.0, 4.0)
+    ]
+    best = min(found, key=lambda result: float(result.fun))
     return np.asarray(np.abs(best.x) * start, dtype=np.float64)

@@ -75,11 +75,7 @@ class PointRunner:
         steps = sum(len(order) + 4 for order in orders.values())
 
         def length(num_seqs: int) -> int:
-            # prompts are computed with what a step has left beside the d sequences that decode already: the integral of
-            # context / (budget - d) over d
-            budget = self.engine.setup.max_num_batched_tokens
-            fill = math.ceil(context * math.log(budget / (budget - num_seqs)))
-            return context + fill + steps + 64
+            return context + self._fill_steps(num_seqs, context) + steps
 
         fitting = sorted(
             (p for p in points if p.num_seqs * length(p.num_seqs) <= self.engine.kv_tokens),
@@ -107,14 +103,19 @@ class PointRunner:
         return result
 
     async def mixed(self, points: Mapping[MixedPoint, Sequence[int]]) -> list[TimedStep]:
-        """Let trains of prompts go through one population that decodes.
+        """Let trains of prompts go through one population that decodes; nothing where the KV cache cannot hold it.
 
         Args:
             points: of one batch and context, each with its budgets.
         """
         ((num_seqs, context),) = {(point.num_seqs, point.context) for point in points}
-        steps = sum(self.repetitions * len(ks) + 2 for ks in points.values()) + num_seqs * context // 512
-        population = [Prompt(context, self.fill_k, steps + 512)] * num_seqs
+        # beside a train of prompts run its warm-up, and what the client takes to notice its end
+        steps = sum(self.repetitions * len(ks) + 40 for ks in points.values())
+        steps += self._fill_steps(num_seqs, context)
+        longest = max(point.num_tokens for point in points)
+        if num_seqs * (context + steps) + longest > self.engine.kv_tokens:
+            return []
+        population = [Prompt(context, self.fill_k, steps)] * num_seqs
         result: list[TimedStep] = []
         async with self.engine.population(population):
             await self._fill(num_seqs)
@@ -136,6 +137,15 @@ class PointRunner:
             await self.engine.run(part, max_tokens=point.num_tokens)
         timed = await self._timed()
         return [t for t in timed if t.step.num_prefill_tokens == point.num_tokens and t.step.k_exec in ks]
+
+    def _fill_steps(self, num_seqs: int, context: int) -> int:
+        """Return steps that suffice to compute a population's prompts.
+
+        Each step computes what its budget leaves beside the d sequences that decode already, so it is the integral of
+        context / (budget - d) over d, and some.
+        """
+        budget = self.engine.setup.max_num_batched_tokens
+        return math.ceil(context * math.log(budget / (budget - num_seqs))) + 64
 
     async def _fill(self, num_seqs: int) -> float:
         """Let a gathered population decode, a few steps at its full size, then hold; return the seconds of one."""

@@ -22,6 +22,9 @@ from simmoe.profiles.samples import SampleWriter, read_samples
 #: Seconds of a time limit kept for stopping the engine and fitting the table.
 STOPPING_S = 15.0
 
+#: Of the largest size, before the card's clocks are read.
+WARM_UP_STEPS = 20
+
 #: Stands before what was seen where the proof of k failed. Logits near each other at neighbouring budgets can fail it
 #: as well as a wrong k, so the points are measured and kept for whoever looks into it.
 NOT_PROVED = "NOT PROVED, "
@@ -59,6 +62,7 @@ async def _measure(run: Measuring, progress: Progress, deadline_s: float) -> lis
     async with running(run.setup) as engine:
         k_check = old.k_check if old is not None else await _check_k(engine, run, progress)
         front_end = old.front_end if old is not None else await _front_end(engine, run.plan)
+        await engine.run([Prompt(run.setup.max_num_batched_tokens, run.plan.ks[-1])] * WARM_UP_STEPS)
         header = await header_of(engine, run, k_check, front_end)
         with SampleWriter(run.out, header) as writer:
             left = await Stages(engine, run, writer, header, progress, deadline_s).go()

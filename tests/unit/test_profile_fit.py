@@ -17,7 +17,7 @@ from simmoe.profiles.residuals import residuals
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
-from simmoe.profiles.synthetic import CAPTURED_SIZES, SyntheticEngine
+from simmoe.profiles.synthetic import CAPTURED_SIZES, SyntheticEngine, make_sample
 from simmoe.profiles.table import StepTable
 from simmoe.profiles.table_file import dump_table, parse_table
 
@@ -63,6 +63,36 @@ def test_steps_held_up_by_the_host_do_not_raise_the_grid() -> None:
 
     table = fit(engine, [stalled(s) for s in engine.samples()])
     assert worst_step_error(table, engine) < 0.15  # a stalled cell is only known to lie below the next size
+
+
+def test_a_pass_in_a_slow_spell_of_the_host_changes_nothing() -> None:
+    """Three rows a point, a pass each; a spell of the second pass met a third of the points."""
+    engine = SyntheticEngine()
+
+    def slow(s: Sample) -> Sample:
+        return replace(s, median_s=2 * s.median_s, p90_s=2 * s.p90_s)
+
+    exact = engine.samples()
+    passes = [*exact, *(slow(s) if i % 3 == 0 and s.clock == "step" else s for i, s in enumerate(exact)), *exact]
+    table = fit(engine, passes)
+    assert worst_step_error(table, engine) < 1e-4
+    points = {(s.shape.num_tokens, s.k): 0 for s in exact}
+    assert sum(cell.repetitions for row in table.decode.cells for cell in row) > 2 * len(points)
+
+
+def test_the_host_is_as_slow_as_in_the_calibration_recording() -> None:
+    """While it serves, the host takes 3.5 ms a decode step instead of 1; held-out steps must not tell."""
+    engine, serving = SyntheticEngine(), SyntheticEngine(host_s=(3.5e-3, 3.5e-3))
+    shapes = [StepShape(0, 0, 0, n, n * 900, 8) for n in range(1, 33)] * 40
+    recorded = [make_sample(shape, "step", "graphs", [serving.step_s(shape)]) for shape in shapes]
+    held_out = [replace(s, median_s=9.0, p90_s=9.0, held_out=True) for s in recorded]
+    table = fit_table([(engine.header(), engine.samples())], "x", "synthetic", "x", [*recorded, *held_out])
+    assert table.host["full"].base_s == pytest.approx(3.5e-3, rel=0.01)
+    facts = table.provenance["fit"]
+    assert facts["calibration_steps"] == len(recorded)
+    assert [row["num_samples"] for row in facts["residuals"] if row["source"] == "recorded"] == [len(held_out)]
+    without = fit_table([(engine.header(), engine.samples())], "x", "synthetic", "x")
+    assert (table.decode, table.prefill, table.attention) == (without.decode, without.prefill, without.attention)
 
 
 def test_with_noise_the_table_is_as_good_as_the_noise() -> None:

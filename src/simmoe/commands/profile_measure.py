@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,7 @@ class MeasureOptions:
     expert_parallel: bool = False
     passes: int = 3
     time_limit_s: float = float("inf")
+    """Seconds for all of it, the engine's start included."""
 
     def command(self, model_name: str) -> str:
         """Return the command line, without paths."""
@@ -56,6 +58,7 @@ def measure_samples(options: MeasureOptions) -> list[str]:
         DataError: a configuration that is not supported.
         LiveError: the card is busy, the k that ran is not the k named, or a stage failed.
     """
+    start_s = time.monotonic()
     if find_spec("vllm") is None:
         raise MissingDependency("measuring a profile needs vLLM and an NVIDIA GPU: pip install 'simmoe[live]'")
     from rich.console import Console
@@ -92,7 +95,7 @@ def measure_samples(options: MeasureOptions) -> list[str]:
         out=options.raw,
         loads=None if options.sync else Loads(),
         layer=bool(setup.captured_sizes) and not options.sync and options.tensor_parallel == 1,
-        time_limit_s=options.time_limit_s,
+        time_limit_s=options.time_limit_s - (time.monotonic() - start_s),
         command=options.command(short),
     )
     console = Console(stderr=True)
@@ -103,8 +106,9 @@ def measure_samples(options: MeasureOptions) -> list[str]:
         def show(what: str, done: int, total: int) -> None:
             progress.update(task, description=what, completed=done, total=total)
             if not console.is_terminal:
+                seconds = time.monotonic() - start_s
                 console.print(
-                    f"[{progress.tasks[0].elapsed or 0:6.1f} s] {done}/{total} {what}", highlight=False, markup=False
+                    f"[{seconds:6.1f} s] {done}/{total} {what}", highlight=False, markup=False, soft_wrap=True
                 )
 
         return measure(run, show)
