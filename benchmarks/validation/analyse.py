@@ -17,7 +17,7 @@ from typing import Any
 from front_end import front_end_times
 from pictures import draw_distributions, draw_loads
 from plan import EXPERIMENTS, FRONT_END, Cell
-from sensitivity import magnification
+from sensitivity import magnification, spread
 
 from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES, Causes
@@ -44,6 +44,8 @@ class Compared:
     """How long the live run's steps take over like ones of the simulated run."""
     magnification: dict[str, float]
     """Growth of mean TTFT and TPOT over that of every step."""
+    spread: dict[tuple[str, str], float]
+    """Of simulations whose arrivals differ by a millisecond, by (metric, statistic)."""
 
     @property
     def offline(self) -> bool:
@@ -98,7 +100,8 @@ def _compared(records: Path, profiles: dict[str, Profile], only: str) -> Iterabl
                 simulated, _ = simulate_like(live, profile, front_end)
                 causes, ratios = find_causes(simulated, live, Pairing.of(simulated, live))
                 growth = magnification(live, simulated, profile, front_end)
-                yield Compared(cell, live, simulated, causes, ratios.overall, growth)
+                apart = spread(live, profile, front_end)
+                yield Compared(cell, live, simulated, causes, ratios.overall, growth, apart)
 
 
 def executed_k(record: RunRecord) -> float:
@@ -129,7 +132,8 @@ def table(runs: Sequence[Compared]) -> str:
 def _shown(run: Compared, metric: str, statistic: str) -> str:
     found = next(d for d in differences(run.simulated, run.live) if d[:2] == (metric, statistic))
     scale, digits = (1.0, 2) if statistic == "rate" else (1e3, 1)
-    text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+.1%})"
+    apart = f" ± {run.spread[metric, statistic]:.1%}" if statistic == "p99" else ""
+    text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+.1%}{apart})"
     counts = (statistic == "rate") == run.offline
     return f"**{text}**" if counts and abs(found.error) > run.limit(statistic) else text
 
@@ -157,6 +161,7 @@ def _row(run: Compared) -> dict[str, Any]:
             name = f"{difference.metric}_{difference.statistic}"
             row |= {f"{name}_simulated": f"{difference.first:.6g}", f"{name}_live": f"{difference.second:.6g}"}
             row[f"{name}_error"] = f"{difference.error:.5f}"
+            row[f"{name}_spread"] = f"{run.spread[difference[:2]]:.5f}"
     row |= {"k_simulated": f"{executed_k(run.simulated):.3f}", "k_live": f"{executed_k(run.live):.3f}"}
     row |= {f"{metric}_magnification": f"{value:.3f}" for metric, value in run.magnification.items()}
     row |= {"step_ratio": f"{run.step_ratio:.4f}"}

@@ -1,9 +1,12 @@
-"""What a bias in step times does to latencies: the simulation repeated with every step so much longer."""
+"""How sure a latency is: what a bias in step times does to it, and what a millisecond in the arrivals does."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from simmoe.analysis.compare import differences
 from simmoe.commands.validate import simulate_like
@@ -14,6 +17,8 @@ from simmoe.records import RunRecord
 from simmoe.simulator.config import FrontEndConfig
 
 BIAS = 0.01
+JITTER_S = 0.001
+REPETITIONS = 8
 
 
 class Slower:
@@ -43,3 +48,25 @@ def magnification(
     repeated, _ = simulate_like(live, slower, front_end)
     grown = {d[:2]: d.error for d in differences(repeated, simulated)}
     return {metric: grown[metric, "mean"] / BIAS for metric in ("ttft", "tpot")}
+
+
+def spread(live: RunRecord, profile: Profile, front_end: FrontEndConfig) -> dict[tuple[str, str], float]:
+    """Return how far simulations lie apart whose arrivals differ by less than any clock or network holds still.
+
+    Each request arrives up to JITTER_S later, drawn anew in each of REPETITIONS: who shares a step with whom changes,
+    and with it which way a lane's boundary moves. A live run is one such draw.
+
+    Returns:
+        (metric, statistic) -> standard deviation over mean.
+    """
+    rng = np.random.default_rng(0)
+    values: dict[tuple[str, str], list[float]] = {}
+    for _ in range(REPETITIONS):
+        jittered = live.requests["arrival_s"] + rng.uniform(0.0, JITTER_S, len(live.requests["arrival_s"]))
+        order = np.argsort(jittered)
+        requests = {name: column[order] for name, column in live.requests.items()}
+        requests["arrival_s"] = jittered[order] - jittered.min()
+        simulated, _ = simulate_like(replace(live, requests=requests), profile, front_end)
+        for difference in differences(simulated, simulated):
+            values.setdefault(difference[:2], []).append(difference.first)
+    return {name: float(np.std(found) / np.mean(found)) for name, found in values.items()}
