@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,9 @@ def measure(run: Measuring, progress: Progress = lambda what, done, total: None)
     """
     if not on_cpu():
         card.refuse_busy(run.setup.tensor_parallel_size)
-    return asyncio.run(_measure(run, progress, time.monotonic() + run.time_limit_s - STOPPING_S))
+    left = asyncio.run(_measure(run, progress, time.monotonic() + run.time_limit_s - STOPPING_S))
+    gc.collect()  # vLLM's client shuts down again when it is collected, and cannot while the interpreter exits
+    return left
 
 
 def write_reference(setup: EngineSetup, ks: Sequence[int], path: Path, batches: Sequence[Sequence[int]]) -> None:

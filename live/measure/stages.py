@@ -179,7 +179,8 @@ class Stages:
             return
         self._say("the MoE layer alone")
         head = self._header
-        ks = sorted({max(1, round(share * head.k_max)) for share in LAYER_KS})
+        # of the budgets measured, whose kernels are compiled already
+        ks = sorted({min(self._plan.ks, key=lambda k: abs(k - share * head.k_max)) for share in LAYER_KS})
         answer = await self._engine.call_worker("time_moe_layers", list(LAYER_SIZES), ks)
         times = LayerTimes(
             model=head.model,

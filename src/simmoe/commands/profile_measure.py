@@ -75,6 +75,8 @@ def measure_samples(options: MeasureOptions) -> list[str]:
     k_max = int(config["num_experts_per_tok"])
     if options.budgets and not 1 <= options.budgets[-1] <= k_max:
         raise UsageError(f"--budgets has {options.budgets[-1]}; this model runs k from 1 to {k_max}")
+    if options.expert_parallel and options.tensor_parallel == 1:
+        raise UsageError("--expert-parallel spreads experts over cards: say how many with --tensor-parallel")
     folder = options.raw.with_suffix(".model")
     setup, plan = layout_of(
         folder,
