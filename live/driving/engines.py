@@ -283,7 +283,7 @@ async def _start_all(launch: EngineLaunch, engines: list[Engine]) -> None:
 
 async def _start(launch: EngineLaunch, rank: int, connection: socket.socket) -> asyncio.subprocess.Process:
     """Start one front end, in a session of its own: an interrupt is for the one who drives."""
-    program = [sys.executable, "-m", "simmoe.live.driving.front_end", str(connection.fileno())]
+    program = [sys.executable, "-P", "-m", "simmoe.live.driving.front_end", str(connection.fileno())]
     arguments = ["--model", str(launch.model), *launch.arguments(rank)]
     environment = {**launch.environment(rank), "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
     with connection:
