@@ -95,7 +95,9 @@ def _steps(text: str, name: str) -> Iterator[tuple[int, str, dict[str, Any] | No
         if columns is None:
             if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("version") != VERSION:
                 raise ProfileError(f"'{name}' is no recording of version {VERSION}: see its first line")
-            columns = record.get("steps", [])
+            columns = record.get("steps")
+            if not isinstance(columns, list):
+                raise ProfileError(f"'{name}' names no columns of its steps in its first line")
             missing = [column for column in _COLUMNS if column not in columns]
             if missing:
                 raise ProfileError(f"'{name}' records steps without {', '.join(missing)}")

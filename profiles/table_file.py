@@ -237,7 +237,12 @@ class _Reader:
             isinstance(found, list) and isinstance(rows, list) and bool(rows), f"table '{name}' needs columns and rows"
         )
         assert isinstance(found, list) and isinstance(rows, list)
-        units = dict(column for column in found if isinstance(column, list) and len(column) == 2)
+        for column in found:
+            self._require(
+                isinstance(column, list) and len(column) == 2 and all(isinstance(part, str) for part in column),
+                f"table '{name}' has a column {column!r}; it must be a name and a unit",
+            )
+        units = dict(found)
         for column, unit in columns:
             self._require(column in units, f"table '{name}' has no column '{column}'")
             self._require(

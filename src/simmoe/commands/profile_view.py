@@ -33,7 +33,7 @@ def facts(profile: Profile) -> Table:
         rows.add_row("engine", _plain({**run["engine_flags"], "scheduling": scheduling}))
         rows.add_row("run", f"{run['date']}: {run['command']}")
         for note in run["notes"]:
-            rows.add_row("note", note)
+            rows.add_row("note", _plain(note))
     for name, value in _estimate_facts(profile.provenance.get("estimate")):
         rows.add_row(name, value)
     rows.add_row("captured sizes", _plain(table.captured_sizes) or "none (eager)")
@@ -91,9 +91,9 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
             f"{share.base_s * 1e3:.3f} ms, {share.per_seq_s * 1e6:.2f} us a sequence",
         )
     yield terms
-    fit = profile.provenance.get("fit")
-    if fit:
-        yield residual_table(fit["residuals"])
+    residuals = profile.provenance.get("fit", {}).get("residuals")
+    if residuals:
+        yield residual_table(residuals)
 
 
 def layer_tables(times: LayerTimes) -> Iterator[str | Table]:
