@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("simmoe.commands.validate:validate", "A live run, the same simulated, and the two compared."),
     "traces": ("simmoe.commands.traces:traces", "List, describe, fetch and convert request traces."),
     "policies": ("simmoe.commands.policies:policies", "List policies; check one against the protocol."),
-    "profile": ("simmoe.commands.profile:profile", "Measure, show and plot step-cost tables T(n, k)."),
+    "profile": ("simmoe.commands.profile:profile", "Measure, check, estimate and plot step-cost tables T(n, k)."),
     "serve": ("simmoe.commands.serve:serve", "Serve a model with a routing budget a request: N engines, one endpoint."),
     "live": ("simmoe.commands.live:live", "Replay a workload against live engines and write its run record."),
     "refactor": ("simmoe.commands.refactor:refactor", "Split a checkpoint's experts and rebuild its gate."),
