@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import json
 import socket
 import sys
 import time
@@ -16,131 +13,17 @@ from typing import Any
 import numpy as np
 
 from simmoe.errors import LiveError
-from simmoe.live.driving.front_end import LINE_BYTES
+from simmoe.live.driving.conversation import Engine
 from simmoe.live.driving.life import Life
 from simmoe.live.driving.replay import FIRST_TOKEN_ID
-from simmoe.live.engine.device_clock import DeviceTimes
-from simmoe.live.engine.steps import StepRecord, with_device_times
+from simmoe.live.engine.steps import StepRecord
 from simmoe.live.server.dispatch import Counts, Dispatcher
 from simmoe.live.server.launch import EngineLaunch, visible_gpus
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyChoice
 from simmoe.policies.views import RequestView
 
-_STOP_S = 20.0
-"""How long a front end may take to stop its engine."""
-
 _WARM_UP_DECODES = 128
-
-
-class Engine:
-    """This process's side of the conversation with one front end (see :mod:`simmoe.live.driving.front_end`)."""
-
-    def __init__(self, rank: int, process: asyncio.subprocess.Process) -> None:
-        self.rank = rank
-        self.facts: dict[str, Any] = {}
-        """The engine's limits, see :func:`simmoe.live.server.state.engine_state`."""
-        self.num_sent = 0
-        self.on_counts: Callable[[Counts, int], None] = lambda counts, number: None
-        """Called with what the engine publishes, and how many requests its front end had received."""
-        self._process = process
-        # device times of steps whose records have not been drained yet
-        self._device_times: dict[int, DeviceTimes] = {}
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = itertools.count()
-        self._up: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._listening: asyncio.Task[None] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-
-    async def connect(self, connection: socket.socket) -> None:
-        """Talk over a socket; return when the engine is up.
-
-        Raises:
-            LiveError: it does not start.
-        """
-        reader, self._writer = await asyncio.open_connection(sock=connection, limit=LINE_BYTES)
-        self._listening = asyncio.create_task(self._listen(reader))
-        self.facts = await self._up
-
-    async def send(self, life: Life, prompt: list[int], output_tokens: int, k: int) -> None:
-        """Send one request and wait for its end."""
-        self.num_sent += 1
-        number = next(self._numbers)
-        try:
-            life.hear(await self._ask(number, "send", prompt, output_tokens, k))
-        except asyncio.CancelledError:
-            self._tell("abort", number)
-            raise
-
-    async def drain(self) -> list[StepRecord]:
-        """Return the steps since the last call, with the device's times where the worker keeps a clock.
-
-        Raises:
-            LiveError: the engine has gone.
-        """
-        records = [StepRecord(*row) for row in await self.call("drain_steps")]
-        if not self.facts["device_clock"]:
-            return records
-        times = (DeviceTimes(*row) for row in await self.call("drain_device_times", what="call_worker"))
-        self._device_times |= {row.step: row for row in times}
-        records = with_device_times(records, self._device_times.values())
-        if records:
-            self._device_times = {n: row for n, row in self._device_times.items() if n > records[-1].step}
-        return records
-
-    async def call(self, method: str, *arguments: Any, what: str = "call") -> Any:
-        """Call the engine's scheduler, or its worker.
-
-        Raises:
-            LiveError: the call failed, or the engine has gone.
-        """
-        value, error = await self._ask(next(self._numbers), what, method, arguments)
-        if error:
-            raise LiveError(f"engine {self.rank}: {error}")
-        return value
-
-    async def stop(self) -> None:
-        """Close the conversation and wait for the process to end; kill it if it does not."""
-        if self._writer is not None:
-            self._writer.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), _STOP_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-
-    async def _ask(self, number: int, what: str, *arguments: Any) -> Any:
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._tell(what, number, *arguments)
-        try:
-            return await answer
-        finally:
-            del self._answers[number]
-
-    def _tell(self, *message: Any) -> None:
-        assert self._writer is not None
-        if self._writer.is_closing():
-            raise LiveError(f"engine {self.rank} has gone")
-        self._writer.write(json.dumps(message).encode() + b"\n")
-
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        gone = f"engine {self.rank} has gone"
-        with contextlib.suppress(ConnectionError):
-            while line := await reader.readline():
-                what, *rest = json.loads(line)
-                if what == "counts":
-                    self.on_counts(Counts(*rest[:3]), rest[3])
-                elif what == "up":
-                    self._up.set_result(rest[0])
-                elif what == "down":
-                    gone = f"engine {self.rank} did not start: {rest[0]}"
-                elif (answer := self._answers.get(rest[0])) is not None and not answer.done():
-                    answer.set_result(rest[1] if what == "end" else rest[1:])
-        assert self._writer is not None
-        self._writer.close()
-        for waiting in (self._up, *self._answers.values()):
-            if not waiting.done():
-                waiting.set_exception(LiveError(gone))
 
 
 class LocalEngines:

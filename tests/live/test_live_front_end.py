@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from simmoe.errors import LiveError
-from simmoe.live.driving.engines import Engine
+from simmoe.live.driving.conversation import Engine
 from simmoe.live.driving.front_end import LINE_BYTES, FrontEnd
 from simmoe.live.driving.life import Life
 from simmoe.live.server.dispatch import Counts
