@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ def test_one_row_a_line() -> None:
     lines = PATH.read_text().splitlines()
     rows = json.loads(PATH.read_text())["prefill"]["rows"]
     assert sum(line.rstrip(",").strip() in {json.dumps(row) for row in rows} for line in lines) >= len(rows)
+
+
+def test_a_changed_cell_changes_one_line_and_order_of_provenance_none() -> None:
+    table = read_table(PATH)
+    first = table.prefill.cells[0][0]
+    cells = ((first._replace(spread_s=1.0), *table.prefill.cells[0][1:]), *table.prefill.cells[1:])
+    before, after = dump_table(table), dump_table(replace(table, prefill=replace(table.prefill, cells=cells)))
+    changed = [pair for pair in zip(before.splitlines(), after.splitlines(), strict=True) if pair[0] != pair[1]]
+    assert len(changed) == 1
+    turned = dict(reversed([*table.provenance.items()]))
+    assert dump_table(replace(table, provenance=turned)) == before
 
 
 GRID = [["num_tokens", "tokens"], ["k", "experts"], ["device_s", "s"], ["spread_s", "s"], ["repetitions", "count"]]
