@@ -72,19 +72,19 @@ class PointRunner:
         """
         (context,) = {point.context for point in points}
         orders = {point: self._bursts(ks) for point, ks in points.items()}
-        steps = sum(len(order) + 4 for order in orders.values())
-
-        def length(num_seqs: int) -> int:
-            return context + self._fill_steps(num_seqs, context) + steps
-
-        fitting = sorted(
-            (p for p in points if p.num_seqs * length(p.num_seqs) <= self.engine.kv_tokens),
-            key=lambda p: -p.num_seqs,
-        )
+        fitting: list[DecodePoint] = []
+        length = context
+        for point in sorted(points, key=lambda point: -point.num_seqs):
+            grown = (
+                (length if fitting else context + self._fill_steps(point.num_seqs, context)) + len(orders[point]) + 4
+            )
+            if point.num_seqs * grown <= self.engine.kv_tokens:
+                fitting.append(point)
+                length = grown
         if not fitting:
             return []
         largest = fitting[0].num_seqs
-        population = [Prompt(context, self.fill_k, length(largest) - context)] * largest
+        population = [Prompt(context, self.fill_k, length - context)] * largest
         result: list[TimedStep] = []
         async with self.engine.population(population) as (ids, _):
             step_s = await self._fill(largest)

@@ -13,6 +13,7 @@ from simmoe.live.measure.engine import EngineSetup
 from simmoe.live.measure.models import OLMOE_1B_7B, split_config, write_model
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint
 from simmoe.live.measure.run import write_reference
+from simmoe.profiles.layer_times import read_layer_times
 from simmoe.profiles.samples import read_samples
 
 
@@ -59,7 +60,8 @@ def test_graphs_run_at_the_k_asked(tmp_path: Path) -> None:
     )
     reference, out = tmp_path / "reference.npz", tmp_path / "samples.jsonl"
     write_reference(eager, KS, reference, BATCHES)
-    measure(Measuring(MeasuredModel("two layers", config), graphs, plan, out, reference, BATCHES))
+    run = Measuring(MeasuredModel("two layers", config), graphs, plan, out, reference, BATCHES, layer=True)
+    assert measure(run) == []
 
     header, samples = read_samples(out)
     assert header.captured_ks == list(KS)
@@ -68,6 +70,15 @@ def test_graphs_run_at_the_k_asked(tmp_path: Path) -> None:
     assert {(s.kind, s.clock) for s in samples} >= {
         ("prefill", "step"), ("decode", "step"), ("mixed", "step"), ("prefill", "device"), ("decode", "host"),
     }  # fmt: skip
+
+    # the device's work for a step lies within the engine's pace, to the clock's resolution and another step's spread
+    paces = {s.key[0]: s.p90_s for s in samples if s.clock == "step"}
+    assert all(s.p10_s <= paces[s.key[0]] + 2e-5 for s in samples if s.clock == "device")
+
+    # no point beats the card's own ceilings by more than those vary
+    layer = read_layer_times(run.layer_path)
+    assert {row.k for row in layer.rows} <= set(KS)
+    assert all(layer.bound_s(row) < 1.1 * row.seconds for row in layer.rows)
 
     # the test can fail: graphs frozen at k_max would have been seen
     logits = proof.load(out.with_suffix(".logits.npz"))
