@@ -33,7 +33,7 @@ bench: $(VENV)/.run
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 bench-check: $(VENV)/.run
-	$(BIN)/python benchmarks/run.py --check --runs 3 $(ARGS)
+	$(BIN)/python benchmarks/run.py --check $(ARGS)
 
 $(VENV)/.run: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(f"simmoe needs Python 3.11 to 3.13; {sys.executable} is {sys.version.split()[0]} (make PYTHON=python3.12 ...)" if not (3, 11) <= sys.version_info[:2] <= (3, 13) else 0)'

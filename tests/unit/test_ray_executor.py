@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +25,8 @@ from simmoe.simulator.config import SimConfig
 from simmoe.traces.spec import WorkloadSpec
 
 PROFILE = "synthetic-olmoe-split4"
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (simmoe[ray])")
 
 #: A policy that, first asked, notes where it runs and, unless somebody has done so, kills the process it runs in.
 KILLS_ONCE = """
@@ -57,8 +64,16 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def last_line(folder: Path, environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:
+    """Run simmoe in a folder; return its exit code and the last line it said."""
+    command = [sys.executable, "-m", "simmoe", *arguments]
+    done = subprocess.run(command, cwd=folder, env=dict(environment), capture_output=True, text=True)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (simmoe[ray])")
+@needs_ray
 def test_a_killed_worker_costs_its_cell_and_the_bytes_are_those_of_a_local_run(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "once.py").write_text(KILLS_ONCE)
     options = ["--requests", "30", "--seeds", "3", "--rates", "20,60", "--ranks", "1", "--profile", PROFILE]
@@ -72,6 +87,76 @@ def test_a_killed_worker_costs_its_cell_and_the_bytes_are_those_of_a_local_run(t
             assert (tmp_path / "killed").exists() and len(pids) == 8, "seven cells, one of them twice"
             assert len(set(pids)) >= 2 and str(os.getpid()) not in pids, "workers, and another for the one killed"
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
+
+
+#: A policy that, first asked, kills the node's Ray process: the cluster is gone.
+KILLS_NODE = """
+import os
+import signal
+from simmoe.policies.protocols import ADMIT_ALL
+
+class KillsNode:
+    def plan(self, view):
+        if os.path.exists("doomed"):
+            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
+        return ADMIT_ALL
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """A cluster of one node with token authentication: its address, and the environment that has its token."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # its sockets' names must be short
+        options = [f"--port={port}", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", *options]
+        with open(tmp_path / "ray.log", "w+b") as log:
+            process = subprocess.Popen([*command, f"--temp-dir={folder}"], env=environment, stdout=log, stderr=log)
+            try:
+                while b"Ray runtime started" not in (tmp_path / "ray.log").read_bytes():
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(0.1)
+                        pytest.fail((tmp_path / "ray.log").read_text())
+                yield f"127.0.0.1:{port}", environment
+            finally:
+                process.terminate()
+                process.wait()
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_cluster_that_asks_for_a_token(trace: Path, tmp_path: Path, cluster: tuple[str, dict[str, str]]) -> None:
+    address, environment = cluster
+    options = ["--requests", "30", "--seeds", "2", "--rates", "20,60", "--ranks", "1", "--profile", PROFILE]
+    command = ["sweep", "--trace", trace.name, *options, "--policy", "fifo"]
+    ray = [*command, "--executor", "ray", "--ray-address", address]
+    without = {name: value for name, value in environment.items() if not name.startswith("RAY_AUTH")}
+    code, last = last_line(tmp_path, without, *ray, "--out", "refused")
+    assert code == 1 and last.startswith("simmoe: cannot use Ray at") and "needs RAY_AUTH_MODE=token" in last
+    another = {**environment, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    code, last = last_line(tmp_path, another, *ray, "--out", "refused")
+    assert code == 1 and "is the token here" in last
+    assert last_line(tmp_path, environment, *ray, "--out", "ray")[0] == 0
+    assert last_line(tmp_path, environment, *command, "--jobs", "1", "--out", "local")[0] == 0
+    assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_cluster_that_dies_is_said_to_and_the_sweep_resumes(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "node.py").write_text(KILLS_NODE)
+    options = ["--requests", "30", "--seeds", "1", "--rates", "20", "--ranks", "1", "--profile", PROFILE]
+    command = ["sweep", "--trace", trace.name, *options, "--policy", "fifo", "--policy", "node.py:KillsNode"]
+    (tmp_path / "doomed").touch()
+    code, last = last_line(tmp_path, os.environ, *command, "--executor", "ray", "--jobs", "1", "--out", "out")
+    assert code == 1 and last.startswith("simmoe: lost a Ray cluster on this machine") and last.endswith("to resume")
+    (tmp_path / "doomed").unlink()
+    assert len(list((tmp_path / "out" / "cells").iterdir())) == 1, "what had ended"
+    assert last_line(tmp_path, os.environ, *command, "--jobs", "1", "--out", "out")[0] == 0
 
 
 def test_a_node_with_other_files_refuses_its_cells(trace: Path, tmp_path: Path) -> None:

@@ -43,13 +43,14 @@ class RayExecutor:
             raise MissingDependency("--executor ray needs ray; pip install 'simmoe[ray]'") from None
         self._ray = ray
         self._address = address
+        self._what = "a Ray cluster on this machine" if address is None else f"Ray at '{address}'"
         self._jobs = jobs
 
     def run(self, cells: Sequence[Cell]) -> Outcomes:
         """Yield outcomes as they come, and None five times a second.
 
         Raises:
-            SimmoeError: the cluster cannot be reached.
+            SimmoeError: the cluster cannot be reached, or is lost.
         """
         ray = self._ray
         if not ray.is_initialized():
@@ -71,6 +72,11 @@ class RayExecutor:
                     yield index, self._outcome(reference)
                 if not done:
                     yield None
+        except ray.exceptions.RayTaskError:
+            raise  # what a task raised is a fault of ours
+        except ray.exceptions.RayError as error:
+            pending.clear()  # there is nobody to ask
+            raise SimmoeError(f"lost {self._what} ({type(error).__name__}); repeat the command to resume") from error
         finally:
             for reference in pending:
                 ray.cancel(reference, force=True)
@@ -79,14 +85,20 @@ class RayExecutor:
         options: dict[str, Any] = {"address": self._address}
         if self._address is None:
             options = {"address": "local", "num_cpus": self._jobs, "include_dashboard": False}
-        try:
-            if self._address is not None and (where := _ADDRESS.fullmatch(self._address)):
-                # Ray itself tries for minutes to reach what is not there.
+        if self._address is not None and (where := _ADDRESS.fullmatch(self._address)):
+            # Ray itself tries for minutes to reach what is not there, and twenty times where it is refused.
+            try:
                 socket.create_connection((where["host"], int(where["port"])), timeout=10).close()
+            except (OSError, OverflowError) as error:
+                raise SimmoeError(
+                    f"cannot use {self._what}: {error}; give the address that 'ray start' prints"
+                ) from error
+            os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
+        try:
             self._ray.init(**options, log_to_driver=False, logging_level="ERROR")
-        except (OSError, OverflowError, RuntimeError, ValueError) as error:
-            what = "a Ray cluster on this machine" if self._address is None else f"Ray at '{self._address}'"
-            raise SimmoeError(f"cannot use {what}: {' '.join(str(error).split())}") from error
+        except (OSError, RuntimeError, ValueError, ImportError, self._ray.exceptions.RayError) as error:
+            hint = f"; {_token_hint()}" if isinstance(error, ConnectionError) and self._address is not None else ""
+            raise SimmoeError(f"cannot use {self._what}: {' '.join(str(error).split())}{hint}") from error
 
     def _outcome(self, reference: Any) -> Outcome:
         errors = self._ray.exceptions
@@ -95,6 +107,13 @@ class RayExecutor:
         except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError) as error:
             return SimmoeError(f"its worker died {RETRIES + 1} times ({type(error).__name__}; out of memory?)")
         return outcome
+
+
+def _token_hint() -> str:
+    """Say what Ray does not: it never authenticates at an address that is given unless its mode says so."""
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        return "RAY_AUTH_MODE is token: is the token here (RAY_AUTH_TOKEN, or ~/.ray/auth_token) that cluster's?"
+    return "a cluster with token authentication needs RAY_AUTH_MODE=token, and its token, here too"
 
 
 class _Place(NamedTuple):
