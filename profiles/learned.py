@@ -17,8 +17,9 @@ import numpy.typing as npt
 from simmoe.errors import ProfileError
 from simmoe.profiles.binding import measured_model
 from simmoe.profiles.cards import CARDS, Card
+from simmoe.profiles.layer_times import LayerTimes
 from simmoe.profiles.models import ModelShape
-from simmoe.profiles.roofline import Efficiencies, GridPoints, learn
+from simmoe.profiles.roofline import Efficiencies, GridPoints, LayerPoints, learn
 from simmoe.profiles.step_work import BF16
 from simmoe.profiles.table import PATHS, HostShare, StepTable
 
@@ -37,6 +38,8 @@ class MeasuredModel(NamedTuple):
     """The model as published, the same for each way it was split."""
     shape: ModelShape
     card: Card
+    layer_times: LayerTimes | None = None
+    """Of its routed experts alone, where they were taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,14 @@ class Learned:
     egress_s: float
 
 
-def measured_models(tables: Iterable[StepTable]) -> list[MeasuredModel]:
-    """Return the tables that can be learned from: measured, one card with a known datasheet, graphs that follow k."""
+def measured_models(tables: Iterable[tuple[StepTable, LayerTimes | None]]) -> list[MeasuredModel]:
+    """Return the tables that can be learned from: measured, one card with a known datasheet, graphs that follow k.
+
+    Args:
+        tables: each with the times of one layer's experts alone, where they were taken.
+    """
     found = []
-    for table in tables:
+    for table, layer_times in tables:
         runs = table.provenance.get("runs", [])
         if table.status != "measured" or not table.captured_sizes or not runs:
             continue
@@ -74,7 +81,7 @@ def measured_models(tables: Iterable[StepTable]) -> list[MeasuredModel]:
         card = next((card for card in CARDS.values() if card.driver_name == runs[0]["card"]), None)
         named = measured_model(runs[0])
         if card is not None and named is not None:
-            found.append(MeasuredModel(table, *named, card))
+            found.append(MeasuredModel(table, *named, card, layer_times))
     return found
 
 
@@ -88,6 +95,11 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
     if not measured:
         raise ProfileError("no measured table of a card with a known datasheet to learn efficiencies from")
     grids = [points for one in measured for decode in (False, True) if len((points := _points(one, decode, budgets)).k)]
+    layers = [
+        LayerPoints(one.shape, one.card, *np.array([row[:3] for row in one.layer_times.rows], dtype=np.float64).T)
+        for one in measured
+        if one.layer_times is not None
+    ]
     pair = [
         one.shape.pair_flops * one.shape.num_layers / (one.card.bf16_flop_s * one.table.attention.prefill_pair_s)
         for one in measured
@@ -100,7 +112,7 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
     ]
     return Learned(
         tables=tuple(one.table.name for one in measured),
-        device=learn(grids),
+        device=learn(grids, layers),
         pair_compute=min(_middle(pair), 1.0),
         kv_memory=min(_middle(kv), 1.0),
         prompt_s=float(np.mean([one.table.attention.prefill_seq_s for one in measured])),

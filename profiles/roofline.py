@@ -2,9 +2,10 @@
 
 A step's device time is the sum of its parts. The two kinds of matrix products, dense and routed, take the larger of
 their arithmetic and their weights' traffic; what tokens, token-expert pairs and logits move beside weights takes its
-traffic; attention blocks of decoding sequences and launches take a fixed time each. Nine numbers scale these parts.
-They are learned from measured grids by robust least squares in the logarithm of the time, each held near what is
-physically likely, so that a number the grids say nothing about stays there.
+traffic; attention blocks of decoding sequences and launches take a fixed time each. Ten numbers scale these parts.
+They are learned from measured grids, and from a layer's experts timed alone where they were, by robust least squares in
+the logarithm of the time, each held near what is physically likely, so that a number the measurements say nothing about
+stays there.
 """
 
 from __future__ import annotations
@@ -41,16 +42,31 @@ class Efficiencies:
     """Times the sampled tokens' logits are moved by the sampler."""
     decode_block_s: float = 3e-6
     """Seconds an attention block of a decoding sequence occupies a multiprocessor, its KV left out."""
-    layer_s: float = 5e-5
-    """Seconds a layer takes whatever its size: launches and dependences between its kernels."""
+    layer_s: float = 4e-5
+    """Seconds a layer takes whatever its size, routed experts left out: launches and dependences between kernels."""
+    experts_s: float = 1.5e-5
+    """The same of a layer's routed experts."""
 
 
 #: Standard deviation of the logarithm of each efficiency around its default before anything is learned.
-_BELIEF = Efficiencies(0.2, 0.4, 0.15, 0.25, 0.7, 0.7, 0.7, 1.0, 1.0)
+_BELIEF = Efficiencies(0.2, 0.4, 0.15, 0.25, 0.7, 0.7, 0.7, 1.0, 1.0, 0.3)
 
 #: Standard deviation of the logarithm of a cell's time around a perfect model, and how many independent cells a grid
 #: counts as: neighbours err alike.
 _CELL_SPREAD, _CELLS = 0.1, 50
+
+
+class LayerPoints(NamedTuple):
+    """Measured times of one layer's routed experts alone."""
+
+    model: ModelShape
+    card: Card
+    num_tokens: FloatArray
+    """[num_points]"""
+    k: FloatArray
+    """[num_points] in the model's own experts."""
+    seconds: FloatArray
+    """[num_points]"""
 
 
 class GridPoints(NamedTuple):
@@ -89,24 +105,32 @@ def device_s(
     return _seconds(model, card, efficiencies, step_work(model, num_tokens, k, decode=decode))
 
 
-def learn(grids: Sequence[GridPoints]) -> Efficiencies:
-    """Return the efficiencies that explain measured grids best, each grid counting the same; the defaults of none."""
+def learn(grids: Sequence[GridPoints], layers: Sequence[LayerPoints] = ()) -> Efficiencies:
+    """Return the efficiencies that explain what was measured best, each grid and layer counting the same.
+
+    Args:
+        grids: device times of whole steps; the defaults are returned of none.
+        layers: times of one layer's experts alone, where they were taken.
+    """
     if not grids:
         return Efficiencies()
     from scipy.optimize import least_squares
 
-    works = [step_work(grid.model, grid.num_tokens, grid.k, decode=grid.decode) for grid in grids]
+    of_grids = [step_work(grid.model, grid.num_tokens, grid.k, decode=grid.decode) for grid in grids]
+    of_layers = [step_work(layer.model, layer.num_tokens, layer.k, decode=False) for layer in layers]
     before, belief = np.log(astuple(Efficiencies())), np.array(astuple(_BELIEF))
 
     def misfit(logs: FloatArray) -> FloatArray:
-        efficiencies = Efficiencies(*np.exp(logs))
-        parts = [(logs - before) / belief]
-        for grid, work in zip(grids, works, strict=True):
-            off = np.log(_seconds(grid.model, grid.card, efficiencies, work) / grid.device_s) / _CELL_SPREAD
-            # squared, it grows with |off| where a cell is far off, so that few of them do not decide
-            robust = np.sqrt(2 * np.expm1(np.log1p(off**2) / 2)) * np.sign(off)
-            parts.append(robust * np.sqrt(_CELLS / len(off)))
-        return np.concatenate(parts)
+        by = Efficiencies(*np.exp(logs))
+        ratios = [
+            _seconds(grid.model, grid.card, by, work) / grid.device_s
+            for grid, work in zip(grids, of_grids, strict=True)
+        ]
+        ratios += [
+            _experts_s(layer.model, layer.card, by, work) / layer.model.num_moe_layers / layer.seconds
+            for layer, work in zip(layers, of_layers, strict=True)
+        ]
+        return np.concatenate([(logs - before) / belief, *map(_robust, ratios)])
 
     shares = [field.name.endswith(("compute", "memory")) for field in fields(Efficiencies)]
     most = np.where(shares, 0.0, np.inf)
@@ -114,20 +138,31 @@ def learn(grids: Sequence[GridPoints]) -> Efficiencies:
     return Efficiencies(*(float(value) for value in np.exp(found.x)))
 
 
+def _robust(ratios: FloatArray) -> FloatArray:
+    """Return residuals whose square grows with how far a ratio is off, not with its square: few cells do not decide."""
+    off = np.log(ratios) / _CELL_SPREAD
+    residuals: FloatArray = np.sqrt(2 * np.expm1(np.log1p(off**2) / 2)) * np.sign(off) * np.sqrt(_CELLS / len(off))
+    return residuals
+
+
 def _seconds(model: ModelShape, card: Card, by: Efficiencies, work: StepWork) -> FloatArray:
-    flop_s, byte_s = card.bf16_flop_s, card.memory_byte_s
-
-    def product(flop: FloatArray, moved: FloatArray, compute: float, memory: float) -> FloatArray:
-        slower: FloatArray = np.maximum(flop / (flop_s * compute), moved / (byte_s * memory))
-        return slower
-
-    traffic = work.token_bytes * by.token_traffic + work.pair_bytes * by.pair_traffic
-    traffic += work.logit_bytes * by.logit_traffic
+    moved = work.token_bytes * by.token_traffic + work.logit_bytes * by.logit_traffic
     return (
-        product(work.dense_flop, work.dense_bytes, by.dense_compute, by.dense_memory)
-        + product(work.head_flop, work.head_bytes, by.dense_compute, by.dense_memory)
-        + product(work.expert_flop, work.expert_bytes, by.expert_compute, by.expert_memory)
-        + traffic / byte_s
+        _product_s(card, work.dense_flop, work.dense_bytes, by.dense_compute, by.dense_memory)
+        + _product_s(card, work.head_flop, work.head_bytes, by.dense_compute, by.dense_memory)
+        + _experts_s(model, card, by, work)
+        + moved / card.memory_byte_s
         + work.decode_heads * by.decode_block_s / card.num_sms
         + model.num_layers * by.layer_s
     )
+
+
+def _experts_s(model: ModelShape, card: Card, by: Efficiencies, work: StepWork) -> FloatArray:
+    """Return the seconds of all layers' routed experts."""
+    seconds = _product_s(card, work.expert_flop, work.expert_bytes, by.expert_compute, by.expert_memory)
+    return seconds + work.pair_bytes * by.pair_traffic / card.memory_byte_s + model.num_moe_layers * by.experts_s
+
+
+def _product_s(card: Card, flop: FloatArray, moved: FloatArray, compute: float, memory: float) -> FloatArray:
+    seconds: FloatArray = np.maximum(flop / (card.bf16_flop_s * compute), moved / (card.memory_byte_s * memory))
+    return seconds

@@ -111,8 +111,9 @@ def test_show_and_plot_take_the_moe_layer_s_times_beside_a_table(
     (run_of,) = load_profile(str(table)).provenance["runs"]
     config = split_config(read_model("olmoe-1b-7b").config, 4)
     rows = (LayerTime(1, 8, 2e-5, 8.0), LayerTime(8192, 8, 1e-3, 256.0), LayerTime(8192, 32, 4e-3, 256.0))
-    about = (run_of["model"], config, "bfloat16", run_of["card"], "2026-01-01", {}, "TritonExperts")
-    times = LayerTimes(*about, 8e14, 4e12, rows)
+    times = LayerTimes(
+        run_of["model"], config, "bfloat16", run_of["card"], "2026-01-01", {}, "TritonExperts", 8e14, 4e12, rows
+    )
     write_layer_times(tmp_path / "mine-layer.json", times)
     assert run(["profile", "show", str(table)]) == 0
     out = capsys.readouterr().out

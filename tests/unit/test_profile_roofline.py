@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,12 +17,12 @@ from simmoe.cli import run
 from simmoe.errors import ProfileError, UsageError
 from simmoe.profiles.binding import Roofline, roofline_of
 from simmoe.profiles.cards import CARDS, card_named
-from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_names
+from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile, profile_names
 from simmoe.profiles.estimate import estimate
 from simmoe.profiles.held_out import held_out_errors
 from simmoe.profiles.learned import MeasuredModel, learn_from, measured_models
 from simmoe.profiles.models import model_shape, published_models, read_model, split_config
-from simmoe.profiles.roofline import Efficiencies, GridPoints, device_s, learn
+from simmoe.profiles.roofline import Efficiencies, GridPoints, LayerPoints, device_s, learn
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_work import distinct_experts, padded_rows, step_work, tile_rows
 from simmoe.profiles.table import GridTable, StepTable
@@ -32,9 +33,14 @@ OLMOE = read_model("olmoe-1b-7b")
 SHAPE = model_shape(split_config(OLMOE.config, 4))
 
 
+def shipped(names: Iterable[str]) -> list[MeasuredModel]:
+    tables = [(name, load_profile(name).table) for name in names]
+    return measured_models((table, layer_times_of(name, table)) for name, table in tables)
+
+
 @pytest.fixture(scope="module")
 def measured() -> list[MeasuredModel]:
-    return measured_models([load_profile(DEFAULT_PROFILE).table])
+    return shipped([DEFAULT_PROFILE])
 
 
 def as_measured(one: MeasuredModel, name: str, splits: int, factor: float = 1.0) -> MeasuredModel:
@@ -86,7 +92,10 @@ def test_work_is_counted_from_the_weights() -> None:
     st.booleans(),
 )
 def test_no_estimate_beats_the_binding_roofline(name: str, card: str, n: int, k: int, decode: bool) -> None:
-    model, perfect = model_shape(read_model(name).config), Efficiencies(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    model, perfect = (
+        model_shape(read_model(name).config),
+        Efficiencies(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    )
     roofline = Roofline(model, CARDS[card].bf16_flop_s, CARDS[card].memory_byte_s, "")
     shape = StepShape(0, 0, 0, n, 0, k) if decode else StepShape(n, 0, -(-n // 1024), 0, 0, k)
     seconds = device_s(model, CARDS[card], perfect, n, k, decode=decode)
@@ -104,7 +113,7 @@ def test_the_roofline_s_ends_are_arithmetic_and_memory() -> None:
 
 
 def test_known_efficiencies_are_learned_back() -> None:
-    truth = Efficiencies(0.5, 0.4, 0.7, 0.6, 20.0, 3.0, 8.0, 4e-6, 9e-5)
+    truth = Efficiencies(0.5, 0.4, 0.7, 0.6, 20.0, 3.0, 8.0, 4e-6, 9e-5, 2e-5)
     models = [
         model_shape(split_config(read_model(name).config, splits)) for name in published_models() for splits in (1, 4)
     ]
@@ -125,6 +134,24 @@ def test_known_efficiencies_are_learned_back() -> None:
     )
 
 
+def test_a_layer_timed_alone_tells_experts_from_the_rest() -> None:
+    """Grids at one k and few sizes leave open what is the experts' and what the dense layers'; a layer settles it."""
+    compute, memory = 0.35, 0.55
+    truth = Efficiencies(expert_compute=compute, expert_memory=memory, dense_compute=0.9, experts_s=1e-5)
+    n, k = np.array([2048.0, 4096.0, 8192.0]), np.full(3, 8.0)
+    grid = GridPoints(SHAPE, H200, False, n, k, device_s(SHAPE, H200, truth, n, k, decode=False))
+    at, ks = np.array([1.0, 64.0, 1024.0, 8192.0, 8192.0]), np.array([8.0, 32.0, 32.0, 8.0, 32.0])
+    work = step_work(SHAPE, at, ks, decode=False)
+    products = work.expert_flop / compute / H200.bf16_flop_s, work.expert_bytes / memory / H200.memory_byte_s
+    moved_s = truth.pair_traffic * work.pair_bytes / H200.memory_byte_s
+    layer = LayerPoints(SHAPE, H200, at, ks, (np.maximum(*products) + moved_s) / SHAPE.num_moe_layers + 1e-5)
+    alone, both = learn([grid]), learn([grid], [layer])
+    assert both.expert_compute == pytest.approx(compute, rel=0.15)
+    assert both.expert_memory == pytest.approx(memory, rel=0.15)
+    assert abs(both.expert_compute - compute) < 0.5 * abs(alone.expert_compute - compute)
+    assert abs(both.expert_memory - memory) < 0.5 * abs(alone.expert_memory - memory)
+
+
 def test_nothing_learned_leaves_what_is_believed() -> None:
     assert learn([]) == Efficiencies()
     with pytest.raises(ProfileError, match="no measured table"):
@@ -138,7 +165,7 @@ def test_every_shipped_measured_table_of_one_card_is_learned_from() -> None:
         for table in tables
         if table.status == "measured" and table.captured_sizes and table.provenance["runs"][0]["num_cards"] == 1
     }
-    found = {one.table.name: one for one in measured_models(tables)}
+    found = {one.table.name: one for one in shipped(profile_names())}
     assert set(found) == usable >= {DEFAULT_PROFILE}
     assert found[DEFAULT_PROFILE].shape == SHAPE
     assert found[DEFAULT_PROFILE].base == OLMOE.published_as
@@ -214,7 +241,14 @@ def test_tables_that_are_not_measured_teach_nothing(measured: list[MeasuredModel
     unknown_model = replace(table, provenance={"runs": [{**run_of, "model": "mine", "model_config": {}}]})
     assert (
         measured_models(
-            [estimated, two_cards, unknown_card, unknown_model, load_profile("synthetic-olmoe-split4").table]
+            (other, None)
+            for other in (
+                estimated,
+                two_cards,
+                unknown_card,
+                unknown_model,
+                load_profile("synthetic-olmoe-split4").table,
+            )
         )
         == []
     )
@@ -309,7 +343,7 @@ def test_the_method_s_error_comes_from_one_command(
     monkeypatch.setenv("COLUMNS", "200")
     assert run(["profile", "roofline", "--error"]) == 0
     out = capsys.readouterr().out
-    every = measured_models(load_profile(name).table for name in profile_names())
+    every = shipped(profile_names())
     for row in held_out_errors(every):
         assert f"{row.table}: estimated / measured - 1; {row.held_out} held out" in out
         assert any(f"{row.bias:+.1%}" in line and f"{row.p95:.1%}" in line for line in out.splitlines())

@@ -35,7 +35,7 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
 
     from simmoe.commands.profile_view import facts, time_tables
     from simmoe.profiles.cards import card_named
-    from simmoe.profiles.catalog import DEFAULT_PROFILE, Profile, load_profile, profile_names
+    from simmoe.profiles.catalog import DEFAULT_PROFILE, Profile, layer_times_of, load_profile, profile_names
     from simmoe.profiles.estimate import estimate
     from simmoe.profiles.held_out import held_out_errors
     from simmoe.profiles.learned import learn_from, measured_models
@@ -48,7 +48,8 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
         raise UsageError(f"--out '{out}' names no table; end it in .json")
     card = card_named(gpu) if gpu is not None else None
     read = read_model(model) if model is not None else None
-    measured = measured_models(load_profile(name).table for name in profile_names())
+    tables = [(name, load_profile(name).table) for name in profile_names()]
+    measured = measured_models((table, layer_times_of(name, table)) for name, table in tables)
     held_out = [row._asdict() for row in held_out_errors(measured)]
     console = Console(highlight=False, markup=False)
     if error or card is None or read is None:
