@@ -94,12 +94,8 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
     """
     if not measured:
         raise ProfileError("no measured table of a card with a known datasheet to learn efficiencies from")
-    grids = [points for one in measured for decode in (False, True) if len((points := _points(one, decode, budgets)).k)]
-    layers = [
-        LayerPoints(one.shape, one.card, *np.array([row[:3] for row in one.layer_times.rows], dtype=np.float64).T)
-        for one in measured
-        if one.layer_times is not None
-    ]
+    grids = [_points(one, decode, budgets) for one in measured for decode in (False, True)]
+    layers = [_layer_points(one, budgets) for one in measured]
     pair = [
         one.shape.pair_flops * one.shape.num_layers / (one.card.bf16_flop_s * one.table.attention.prefill_pair_s)
         for one in measured
@@ -112,7 +108,7 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
     ]
     return Learned(
         tables=tuple(one.table.name for one in measured),
-        device=learn(grids, layers),
+        device=learn([grid for grid in grids if len(grid.k)], [layer for layer in layers if len(layer.k)]),
         pair_compute=min(_middle(pair), 1.0),
         kv_memory=min(_middle(kv), 1.0),
         prompt_s=float(np.mean([one.table.attention.prefill_seq_s for one in measured])),
@@ -145,6 +141,17 @@ def _points(one: MeasuredModel, decode: bool, budgets: set[int] | None) -> GridP
     ]
     columns: npt.NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3).T
     return GridPoints(one.shape, one.card, decode, *columns)
+
+
+def _layer_points(one: MeasuredModel, budgets: set[int] | None) -> LayerPoints:
+    """Return the times of one layer's experts alone; none where they were not taken."""
+    rows = [
+        row[:3]
+        for row in (one.layer_times.rows if one.layer_times else ())
+        if budgets is None or row.k * one.table.k_granularity in budgets
+    ]
+    columns: npt.NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    return LayerPoints(one.shape, one.card, *columns)
 
 
 def _host_by_layers(measured: Sequence[MeasuredModel], path: str) -> tuple[HostShare, HostShare]:
