@@ -38,7 +38,7 @@ def list_profiles() -> None:
     Console().print(table)
 
 
-@profile.command()
+@profile.command(short_help="A table's provenance, times and errors.")
 @click.argument("name", required=False)
 @click.option("--sync", is_flag=True, help="Synchronous scheduling: the host's time adds to the device's.")
 def show(name: str | None, sync: bool) -> None:
@@ -60,7 +60,7 @@ def show(name: str | None, sync: bool) -> None:
         console.print(part, soft_wrap=isinstance(part, str))
 
 
-@profile.command()
+@profile.command(short_help="T against n by k, and share of the roofline.")
 @click.argument("name", required=False)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Picture to write (.png, .svg or .pdf).")
 @click.option("--sync", is_flag=True, help="Synchronous scheduling: the host's time adds to the device's.")
@@ -76,7 +76,7 @@ def plot(name: str | None, out: Path, sync: bool) -> None:
     click.echo(f"wrote {out}", err=True)
 
 
-@profile.command()
+@profile.command(short_help="Fit a table to raw samples.")
 @click.argument("raw", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Table to write (.json).")
 @click.option("--name", help="Name of the profile; by default that of --out without its suffix.")

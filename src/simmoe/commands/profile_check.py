@@ -47,7 +47,7 @@ def _limit(name: str, default: float, what: str) -> Callable[[Callable[..., None
     )
 
 
-@click.command()
+@click.command(short_help="Predicted against measured on recorded runs.")
 @click.argument("profile", required=False)
 @click.argument("recordings", nargs=-1, type=click.Path(path_type=Path))
 @_limit("bias", _DEFAULTS.bias, "the mean error, either way")

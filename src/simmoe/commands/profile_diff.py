@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _WIDTH = 60
 
 
-@click.command()
+@click.command(short_help="How two tables differ, and by how much.")
 @click.argument("a")
 @click.argument("b")
 def diff(a: str, b: str) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@click.command()
+@click.command(short_help="Estimate a table from a card's datasheet.")
 @click.option("--gpu", help="The card, such as 'a100-80gb' or 'h100'; a name that is not known lists all.")
 @click.option("--model", help="A model that ships ('olmoe-1b-7b', ...), or a Hugging Face config.json.")
 @click.option(
