@@ -277,5 +277,5 @@ def _header(table: StepTable, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        return f"{len(value)} sizes up to {value[-1]:,}" if value else "none"
+        return f"{len(value)} sizes up to {value[-1]}" if value else "none"
     return f"'{value}'"
