@@ -14,7 +14,7 @@ from simmoe.analysis.metrics import Slo
 from simmoe.cli import run as simmoe
 from simmoe.commands.searching.bisection import Bisection, Outcome
 from simmoe.commands.searching.objective import Objective
-from simmoe.commands.searching.ranges import Variation
+from simmoe.commands.searching.ranges import MOST_CORNERS, Variation
 from simmoe.commands.sweeping.cells import Cell, run_cell
 from simmoe.errors import UsageError
 from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
@@ -164,6 +164,14 @@ def test_ranges_that_are_none(text: str, message: str) -> None:
         ("--slo-ttft 1 --policy lanes --vary window=0..4 --trials 0", 2, "--trials is 0"),
         ("--slo-ttft 1 --at p98", 2, "'p98' is not one of"),
         ("--slo-ttft 1e6 --policy lanes --vary window=0..4 --trials 2", 2, "holds at every rate tried for 'lanes'"),
+        ("--slo-ttft 1 --policy lanes --vary window=-1..4", 2, "lanes: window is -1; it must be at least 0"),
+        ("--slo-ttft 1 --policy lanes --vary lanes=2..9", 2, "lanes: lanes is 9; it must be at most 2"),
+        ("--slo-ttft 1 --policy lanes --vary start=8|16|32 --vary window=0..4", 2, "lanes: start is 32; it must be in"),
+        (
+            "--slo-ttft 1 --policy lanes --ranks 4 --vary lanes=2..4 --vary start=8..16",
+            2,
+            "start is 8; it must be none",
+        ),
         ("--slo-ttft 1 --num-gpu-blocks 2", 1, "finished none of 32 requests offline"),
     ],
 )
@@ -173,6 +181,25 @@ def test_bad_options_get_one_line(
     assert simmoe([*command, *options.split(), "--out", str(tmp_path / "out")]) == code
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("simmoe: ") and message in last
+
+
+def test_ranges_are_tried_at_their_ends_before_anything_runs(command: list[str], tmp_path: Path) -> None:
+    """Together, for what one parameter may be can depend on another; a list at each of its values."""
+    assert {*Variation("lanes", ["window=0..4", "cooldown_s=0.5..2:log", "start=4|none"]).corners()} == {
+        f"lanes,window={window},cooldown_s={cooldown_s},start={start}"
+        for window in (0, 4)
+        for cooldown_s in (0.5, 2.0)
+        for start in ("4", "none")
+    }
+    many = [f"{name}=0..9" for name in ("window", "hysteresis", "hysteresis_growth", "min_gap", "cooldown_s")]
+    corners = [
+        *Variation("tiers+lanes", [*many, "max_wait_s=1..9", "start=" + "|".join(map(str, range(99)))]).corners()
+    ]
+    assert len(corners) == MOST_CORNERS
+    out = tmp_path / "out"
+    options = ["--slo-ttft", "1", "--policy", "lanes", "--vary", "window=0..4", "--vary", "min_gap=-1..1"]
+    assert simmoe([*command, *options, "--out", str(out)]) == 2
+    assert not out.exists()
 
 
 def test_without_optuna_the_extra_is_named(

@@ -32,6 +32,7 @@ from simmoe.commands.sweeping.sources import code_sources, digest, policy_source
 from simmoe.commands.sweeping.store import SweepStore
 from simmoe.commands.workload_options import spec_from_options, workload_options
 from simmoe.errors import UsageError
+from simmoe.policies.registry import parse_policy
 from simmoe.traces.build import build_workload
 from simmoe.traces.spec import WorkloadSpec
 
@@ -106,6 +107,8 @@ def search(
                 f"--vary needs exactly one --policy, whose parameters it varies; {len(policies)} are given"
             )
         variation = Variation(policies[0].strip(), vary)
+        for corner in variation.corners():
+            build_once({corner: parse_policy(corner)}, deployment)
         import_optuna()
     source = build_workload(replace(spec, rate=1.0)).source
     inputs = {

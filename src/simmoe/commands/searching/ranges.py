@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, product
 
 from simmoe.errors import UsageError, did_you_mean
 from simmoe.policies.parameters import Parameter, Value, parameters_of
 from simmoe.policies.registry import PolicyPart, parse_parts
+
+#: Combinations of extremes worth trying before a search: all of ten ranges'.
+MOST_CORNERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,11 @@ class Range:
     """Whether equal ratios, not equal differences, matter equally."""
     whole: bool = False
     """Whether only whole numbers will do."""
+
+    @property
+    def extremes(self) -> tuple[Value, ...]:
+        """Both ends, or every value of a list."""
+        return self.choices or tuple(int(end) if self.whole else self.rounded(end) for end in (self.low, self.high))
 
     def rounded(self, value: Value) -> Value:
         """Return a value as the policy is given it: numbers to four significant digits."""
@@ -64,6 +73,11 @@ class Variation:
             part, parameter = owners[0]
             self._part_of[name] = part
             self.ranges.append(_parse_range(values, parameter, policy))
+
+    def corners(self) -> Iterator[str]:
+        """Yield the policy at every combination of the ranges' extremes, the first MOST_CORNERS of them."""
+        for values in islice(product(*(r.extremes for r in self.ranges)), MOST_CORNERS):
+            yield self.text({r.name: value for r, value in zip(self.ranges, values, strict=True)})
 
     def text(self, values: Mapping[str, Value]) -> str:
         """Return the policy with these values for the parameters that vary."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -97,6 +98,7 @@ def local_executor(jobs: int) -> Executor:
 
 def _start_worker() -> None:
     """Leave Ctrl-C to the parent, and do not outlive it."""
+    gc.freeze()  # what the parent has imported and read stays: no use in searching it for garbage
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
