@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -98,14 +98,16 @@ class Stages:
 
     def _missing(self, points: Sequence[P], mode: str, rows: int) -> dict[P, list[int]]:
         """Return the points that have fewer rows than that, with the budgets they lack."""
-        have: Counter[StepShape] = Counter()
+        # have[prompt tokens, decoding sequences, k] are the shapes measured, a row each
+        have: dict[tuple[int, int, int], list[StepShape]] = defaultdict(list)
         for (shape, measured_mode, clock), number in self._writer.done.items():
             if clock == "step" and (mode == "eager") == (measured_mode == "eager" and self._is_captured(shape)):
-                have[shape] += number
+                have[shape.num_prefill_tokens, shape.num_decode_seqs, shape.k_exec] += [shape] * number
         missing: dict[P, list[int]] = {}
         for point in points:
+            tokens, seqs = getattr(point, "num_tokens", 0), getattr(point, "num_seqs", 0)
             ks = point.ks or self._plan.ks
-            lacking = [k for k in ks if sum(n for s, n in have.items() if wanted(point, k, s)) < rows]
+            lacking = [k for k in ks if sum(wanted(point, k, s) for s in have.get((tokens, seqs, k), ())) < rows]
             if lacking:
                 missing[point] = lacking
         return missing

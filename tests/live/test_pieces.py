@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +17,12 @@ from simmoe.live.engine.transport import EngineOptions, request_k
 from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt, RequestTimes
 from simmoe.live.measure.loads import requests
 from simmoe.live.measure.models import OLMOE_1B_7B, split_config
-from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint, default_plan
+from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint, default_plan
 from simmoe.live.measure.points import prompt_lengths, prompt_pairs, wanted
 from simmoe.live.measure.proof import verdict
 from simmoe.live.measure.recording import poisson
 from simmoe.live.measure.run import front_end_medians
-from simmoe.live.measure.stages import populations
+from simmoe.live.measure.stages import Stages, populations
 from simmoe.live.measure.times import TimedStep, busy_steps, samples, timed_steps
 from simmoe.profiles.models import read_model
 from simmoe.profiles.shape import StepShape
@@ -126,6 +128,28 @@ def testpopulations_cover_every_decode_point_once_in_shrinking_batches(points: l
     groups = list(populations(todo))
     assert [point for group in groups for point in group] == sorted(todo, key=lambda p: (p.context, -p.num_seqs))
     assert all(len({point.context for point in group}) == 1 for group in groups)
+
+
+def test_a_pass_lacks_the_points_with_fewer_rows_than_passes() -> None:
+    plan = Plan((1, 4), prefill=(PrefillPoint(64), PrefillPoint(64, num_chunks=2)), decode=(DecodePoint(8, 128),))
+    first, second = (StepShape(64, 64 * 65 // 2 + 64 * 64 * chunk, 1, 0, 0, 1) for chunk in (0, 1))
+    decode = StepShape(0, 0, 0, 8, 8 * 140, 4)
+    rows = Counter({(first, "graphs", "step"): 2, (second, "graphs", "step"): 1, (decode, "graphs", "step"): 1})
+    rows += Counter({(first, "graphs", "host"): 9, (first, "eager", "step"): 3, (decode, "eager", "step"): 9})
+    parts: list[Any] = [
+        SimpleNamespace(captured_sizes=(8, 64)),
+        SimpleNamespace(plan=plan),
+        SimpleNamespace(done=rows),
+        None,
+        None,
+        0.0,
+    ]
+    stages = Stages(*parts)
+    assert stages._missing(plan.prefill, "graphs", 1) == {plan.prefill[0]: [4], plan.prefill[1]: [4]}
+    assert stages._missing(plan.prefill, "graphs", 2) == {plan.prefill[0]: [4], plan.prefill[1]: [1, 4]}
+    assert stages._missing(plan.decode, "graphs", 1) == {plan.decode[0]: [1]}
+    assert stages._missing(plan.decode, "graphs", 2) == {plan.decode[0]: [1, 4]}
+    assert stages._missing(plan.prefill, "eager", 3) == {plan.prefill[0]: [4], plan.prefill[1]: [1, 4]}
 
 
 @pytest.mark.parametrize("k_max", [6, 8, 24, 32])
