@@ -4,7 +4,18 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Install simmoe's hooks into this process; harmless to call again, inert where no budget is named."""
+    """Install simmoe's hooks into this process; harmless to call again, inert where no budget is named.
+
+    In a vLLM it does not know it says so and installs nothing: an engine that uses none of simmoe is not disturbed, one
+    that names a scheduler of simmoe's is refused when that is imported.
+    """
+    from simmoe.live.engine.versions import installed_vllm, why_unsupported
+
+    if reason := why_unsupported(installed_vllm()):
+        from vllm.logger import init_logger
+
+        init_logger(__name__).warning("simmoe's plug-in is not installed: %s", reason)
+        return
     from simmoe.live.engine import graph_banks, prefix_salt, scheduler, transport, worker
     from simmoe.live.refactor import vllm_complex_gate
 

@@ -14,23 +14,23 @@ import math
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 
 from simmoe.errors import LiveError, PolicyError
 from simmoe.live.engine.decisions import DecisionRecorder
 from simmoe.live.engine.policy_options import PolicyOptions
 from simmoe.live.engine.policy_queue import PolicyQueue
 from simmoe.live.engine.policy_views import ViewBuilder
-from simmoe.live.engine.scheduler import BudgetMixin
+from simmoe.live.engine.scheduler import AsyncBudgetScheduler, BudgetMixin, BudgetScheduler
 from simmoe.live.engine.steps import BatchSummary
 from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import ADMIT_ALL, PolicyContext, StepPlan
 from simmoe.policies.views import StepView
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
 
 logger = init_logger(__name__)
 
@@ -254,11 +254,11 @@ class PolicyMixin(BudgetMixin):
             raise LiveError(f"cannot record decisions in '{path}': {error.strerror}") from None
 
 
-class PolicyScheduler(PolicyMixin, Scheduler):  # type: ignore[misc]
+class PolicyScheduler(PolicyMixin, BudgetScheduler):
     """vLLM's synchronous scheduler with a batch policy."""
 
 
-class AsyncPolicyScheduler(PolicyMixin, AsyncScheduler):  # type: ignore[misc]
+class AsyncPolicyScheduler(PolicyMixin, AsyncBudgetScheduler):
     """vLLM's asynchronous scheduler with a batch policy."""
 
 

@@ -10,14 +10,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vllm.config.compilation import CUDAGraphMode
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-
 from simmoe.errors import LiveError
 from simmoe.live.engine.steps import BatchSummary, StepRecord, StepRecorder, summarise
 from simmoe.live.engine.transport import EngineOptions, request_k
+from simmoe.live.engine.versions import check_vllm
+
+check_vllm()  # before the imports that another version may not have
+
+from vllm.config.compilation import CUDAGraphMode  # noqa: E402
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
+from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 
 
 class BudgetMixin:

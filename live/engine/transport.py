@@ -84,7 +84,10 @@ def request_k(sampling_params: Any, default_k: int) -> int:
 
 
 def install_validation() -> None:
-    """Make vLLM's front end refuse a budget that is not an integer in 1..k_max (a 400 over HTTP). Idempotent."""
+    """Make vLLM's front end refuse a budget it would not follow (a 400 over HTTP). Idempotent.
+
+    That is one which is no integer in 1..k_max, and any where the engine's scheduler is none of simmoe's.
+    """
     from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.input_processor import InputProcessor
@@ -103,7 +106,19 @@ def install_validation() -> None:
             if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= k_max:
                 message = f"{K_ARG} is {k!r}; it must be an integer from 1 to {k_max}"
                 raise VLLMValidationError(message, parameter=K_ARG, value=k)
+            if not _follows_budgets(self.vllm_config):
+                message = (
+                    f"{K_ARG} is {k}, but this engine runs all at {k_max}: its --scheduler-cls is none of simmoe's"
+                )
+                raise VLLMValidationError(message, parameter=K_ARG, value=k)
         return original(self, params, *args, **kwargs)
 
     validate_params.simmoe = True  # type: ignore[attr-defined]
     InputProcessor._validate_params = validate_params
+
+
+def _follows_budgets(vllm_config: Any) -> bool:
+    """Return whether an engine's scheduler sets the budget of its steps."""
+    from simmoe.live.engine.scheduler import BudgetMixin
+
+    return issubclass(vllm_config.scheduler_config.get_scheduler_cls(), BudgetMixin)

@@ -143,13 +143,25 @@ def test_a_dense_model_takes_no_budget() -> None:
         validate({}, 1)
 
 
-def validate(text_config: dict[str, Any], k: Any) -> None:
+def test_an_engine_without_the_scheduler_takes_no_budget() -> None:
+    """It would run the request at another."""
+    from vllm.exceptions import VLLMValidationError
+
+    message = "simmoe_k is 4, but this engine runs all at 8: its --scheduler-cls is none of simmoe's"
+    with pytest.raises(VLLMValidationError, match=message):
+        validate({"num_experts_per_tok": 8}, 4, "vllm.v1.core.sched.scheduler.Scheduler")
+
+
+def validate(text_config: dict[str, Any], k: Any, scheduler_cls: str = BUDGETS["scheduler_cls"]) -> None:
     """Ask vLLM's front end, the plug-in loaded twice, to take a request with a budget."""
     from vllm import SamplingParams
+    from vllm.config import SchedulerConfig
     from vllm.v1.engine.input_processor import InputProcessor
 
     plugin.register()
     plugin.register()
     model_config = SimpleNamespace(model="m", hf_text_config=SimpleNamespace(**text_config))
-    front_end = SimpleNamespace(vllm_config=SimpleNamespace(model_config=model_config))
+    scheduler_config = SchedulerConfig(max_model_len=512, is_encoder_decoder=False, scheduler_cls=scheduler_cls)
+    config = SimpleNamespace(model_config=model_config, scheduler_config=scheduler_config)
+    front_end = SimpleNamespace(vllm_config=config)
     InputProcessor._validate_params(front_end, SamplingParams(extra_args={"simmoe_k": k}), ())

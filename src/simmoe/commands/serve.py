@@ -12,6 +12,7 @@ import click
 
 from simmoe.commands.evidence import save_evidence
 from simmoe.errors import MissingDependency, PolicyError, UsageError
+from simmoe.live.engine.versions import check_vllm
 from simmoe.policies.registry import PolicyChoice, parse_parts, parse_policy
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 
@@ -134,9 +135,12 @@ def require_server_packages(*, needs_vllm: bool) -> None:
 
     Raises:
         MissingDependency: it is not.
+        LiveError: vLLM is, in a version that simmoe does not work inside.
     """
-    if needs_vllm and find_spec("vllm") is None:
-        raise MissingDependency("engines need vLLM: pip install 'simmoe[live]', or 'simmoe[live-cpu]' for the CPU")
+    if needs_vllm:
+        if find_spec("vllm") is None:
+            raise MissingDependency("engines need vLLM: pip install 'simmoe[live]', or 'simmoe[live-cpu]' for the CPU")
+        check_vllm()
     for package in ("httptools", "uvloop", "prometheus_client"):
         if find_spec(package) is None:
             raise MissingDependency(f"the server needs {package}: pip install 'simmoe[serve]' (vLLM brings it too)")
