@@ -209,7 +209,7 @@ def test_a_late_sender_does_not_report_ttft(tmp_path: Path) -> None:
     """A sender that is stopped for a second is late with all that was due: TTFT is refused, in words and exit code."""
     with (
         stub() as (_, url),
-        live_run(tmp_path, "--url", url, "--rate", "40", *URL_OPTIONS) as (process, out),
+        live_run(tmp_path, "--url", url, "--rate", "10", "--requests", "100", *URL_OPTIONS) as (process, out),
     ):
         assert process.stderr is not None
         wait_for(lambda: next((line for line in process.stderr or () if " sent, " in line), ""), "it sends")
@@ -228,8 +228,8 @@ def test_a_late_sender_does_not_report_ttft(tmp_path: Path) -> None:
 @needs_server
 def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
     with (
-        stub("--gap-s", "0.5") as (_, url),
-        live_run(tmp_path, "--url", url, "--rate", "40", *URL_OPTIONS) as (process, out),
+        stub("--gap-s", "60") as (_, url),
+        live_run(tmp_path, "--url", url, "--rate", "10", *URL_OPTIONS) as (process, out),
     ):
         assert process.stderr is not None
         told = wait_for(lambda: next((line for line in process.stderr or () if " sent, " in line), ""), "it sends")
@@ -251,15 +251,15 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
 @needs_server
 def test_a_server_that_dies_leaves_failures(tmp_path: Path) -> None:
     with (
-        stub("--gap-s", "0.1") as (engine, url),
-        live_run(tmp_path, "--url", url, "--rate", "100", *URL_OPTIONS) as (process, out),
+        stub("--gap-s", "60") as (engine, url),
+        live_run(tmp_path, "--url", url, "--rate", "10", "--requests", "100", *URL_OPTIONS) as (process, out),
     ):
         assert process.stderr is not None
         wait_for(lambda: next((line for line in process.stderr or () if " sent, " in line), ""), "it sends")
         engine.kill()
         _, stderr = process.communicate(timeout=60)
     counts = read_record(out).manifest["counts"]
-    assert counts["injected"] == 300 == counts["finished"] + counts["failed"]
+    assert counts["injected"] == 100 == counts["finished"] + counts["failed"]
     assert counts["failed"] > 0
     assert "ConnectionRefusedError" in stderr
 
