@@ -1,15 +1,22 @@
-"""Build the wheel, install it into a clean environment, and simulate from there: ``python -m tests.wheel_check``."""
+"""Build the sdist and from it the wheel, install that into a clean environment, and simulate from there.
+
+``python -m tests.wheel_check``
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+#: The target of a link to another page, a picture or a table. (Rooms are in src/simmoe there, checkpoints left out.)
+LINK = re.compile(r"\]\((?!https?:|\.\./)([^)#]+\.(?:md|png|csv))")
 ROOMS = ("analysis", "live", "policies", "profiles", "simulator", "traces")
 
 
@@ -22,10 +29,27 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
+def unpacked_sdist(work: Path) -> Path:
+    """Build the sdist and return its folder: complete in itself, every page and picture that its pages link to."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(work), cwd=ROOT)
+    (sdist,) = work.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert all(member.isfile() or member.isdir() for member in archive), "the sdist has links"
+        archive.extractall(work, filter="data")
+    source = work / sdist.name.removesuffix(".tar.gz")
+    for page in (source / "README.md", *(source / "docs").glob("*.md")):
+        for target in LINK.findall(page.read_text()):
+            assert (page.parent / target).is_file(), f"the sdist's {page.name} links to {target}, which it lacks"
+    for name in ("Makefile", "tests/support/worlds.py", "benchmarks/run.py"):
+        assert (source / name).is_file(), f"the sdist lacks {name}"
+    return source
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(work), cwd=ROOT)
+        source = unpacked_sdist(work)
+        run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(work), cwd=source)
         (wheel,) = work.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()

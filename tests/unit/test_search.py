@@ -15,6 +15,7 @@ from simmoe.cli import run as simmoe
 from simmoe.commands.searching.bisection import Bisection, Outcome
 from simmoe.commands.searching.objective import Objective
 from simmoe.commands.searching.ranges import MOST_CORNERS, Variation
+from simmoe.commands.searching.report import Found, print_table
 from simmoe.commands.sweeping.cells import Cell, run_cell
 from simmoe.errors import UsageError
 from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
@@ -162,6 +163,7 @@ def test_ranges_that_are_none(text: str, message: str) -> None:
         ("--slo-ttft 1 --seeds 0", 2, "--seeds is 0"),
         ("--slo-ttft 1 --vary window=0..4", 2, "--vary needs exactly one --policy"),
         ("--slo-ttft 1 --policy lanes --vary window=0..4 --trials 0", 2, "--trials is 0"),
+        ("--slo-ttft 1 --at p50 --attainment 0.9", 2, "--at p50 and --attainment 0.9 are two objectives"),
         ("--slo-ttft 1 --at p98", 2, "'p98' is not one of"),
         ("--slo-ttft 1e6 --policy lanes --vary window=0..4 --trials 2", 2, "holds at every rate tried for 'lanes'"),
         ("--slo-ttft 1 --policy lanes --vary window=-1..4", 2, "lanes: window is -1; it must be at least 0"),
@@ -218,6 +220,34 @@ def test_lower_bounds_are_not_compared(command: list[str], tmp_path: Path, capsy
     assert "%" not in " ".join(line.split()[:-1]) and ">=" in line
     results = json.loads((tmp_path / "out" / "manifest.json").read_text())["highest_rate_that_holds"]["tiers"]
     assert results["change_vs_baseline"] is None and set(results["outcomes"]) == {"always"}
+
+
+def ended(low: float, high: float, outcome: Outcome = Outcome.FOUND) -> Bisection:
+    search = Bisection(1.0, 0.1)
+    search.low, search.high, search.outcome = low, high, outcome
+    return search
+
+
+def test_an_interval_is_no_narrower_than_the_brackets_it_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seeds that end in one bracket agree to the last digit: that is the tolerance, not certainty."""
+    searches = {
+        "fifo": [ended(100, 125)] * 3,
+        "lanes": [ended(110, 137.5)] * 3,
+        "tiers": [ended(100, 125), ended(50, 62.5)],
+    }
+    rows = {}
+    for policy, found in searches.items():
+        print_table(Found({"fifo": searches["fifo"][: len(found)], policy: found}, range(3), {policy: 1e3}), "", "")
+        rows[policy] = capsys.readouterr().out
+    assert "20 " in rows["fifo"], "a fifth of 100, for all that the seeds agree"
+    assert "+10.0%   40.0%" in rows["lanes"], "each rate may be off by a fifth"
+    assert "318%" not in rows["tiers"] and "-25.0%   317" in rows["tiers"], "where seeds differ by more, theirs counts"
+
+
+@pytest.mark.parametrize(("saturation", "said"), [(100.0, True), (119.0, False)])
+def test_a_rate_that_cannot_last_is_said(saturation: float, said: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(Found({"fifo": [ended(120, 122)] * 2}, range(2), {"fifo": saturation}), "", "")
+    assert ("holds above saturation" in capsys.readouterr().out) is said
 
 
 def test_a_bracket_stays_within_the_rates_a_workload_takes() -> None:

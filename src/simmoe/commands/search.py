@@ -20,7 +20,7 @@ from simmoe.commands.deployment_options import (
 from simmoe.commands.notes import describe_caching, describe_profile, describe_trace
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.searching.capacity import CapacitySearch
-from simmoe.commands.searching.objective import STATISTICS, Objective
+from simmoe.commands.searching.objective import DEFAULT_STATISTIC, STATISTICS, Objective
 from simmoe.commands.searching.ranges import Variation
 from simmoe.commands.searching.report import Found, print_table, write_report
 from simmoe.commands.searching.tuning import import_optuna, tune
@@ -53,9 +53,7 @@ from simmoe.traces.spec import WorkloadSpec
     "--at",
     "statistic",
     type=click.Choice(STATISTICS),
-    default="p99",
-    show_default=True,
-    help="Which statistic of TTFT and TPOT must keep within the objectives.",
+    help=f"Which statistic of TTFT and TPOT must keep within the objectives.  [default: {DEFAULT_STATISTIC}]",
 )
 @click.option("--attainment", type=float, metavar="SHARE", help="Instead: the share of requests within all of them.")
 @click.option("--tolerance", type=float, default=0.02, show_default=True, help="Width of the last bracket, a share.")
@@ -76,7 +74,7 @@ from simmoe.traces.spec import WorkloadSpec
 def search(
     policies: tuple[str, ...],
     seeds: int,
-    statistic: str,
+    statistic: str | None,
     attainment: float | None,
     tolerance: float,
     vary: tuple[str, ...],
@@ -88,7 +86,9 @@ def search(
 
     Writes OUT/search.csv and manifest.json, and trials.csv when tuning. Repeated, it resumes what was interrupted.
     """
-    objective = Objective(take_slo(options), statistic, attainment)
+    if statistic is not None and attainment is not None:
+        raise UsageError(f"--at {statistic} and --attainment {attainment:g} are two objectives; give one of them")
+    objective = Objective(take_slo(options), statistic or DEFAULT_STATISTIC, attainment)
     executor = take_executor(options)
     deployment = resolve_deployment(take_deployment(options))
     spec = spec_from_options(deployment.config.k_max, **options)

@@ -11,6 +11,7 @@ from simmoe.errors import UsageError
 
 #: How a latency over requests is summed up in one number.
 STATISTICS = ("mean", *(f"p{p}" for p in PERCENTILES))
+DEFAULT_STATISTIC = "p99"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +52,5 @@ class Objective:
         limits = (("TTFT", self.slo.ttft_s), ("TPOT", self.slo.tpot_s))
         terms = [f"{name} <= {limit:g} s" for name, limit in limits if limit is not None]
         if self.attainment is not None:
-            return f"{self.attainment:.4g} of requests within {' and '.join(terms)}"
+            return f"{100 * self.attainment:.4g}% of requests within {' and '.join(terms)}"
         return " and ".join(f"{self.statistic} {term}" for term in terms)

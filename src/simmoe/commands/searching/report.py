@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,11 @@ from simmoe.commands.sweeping.store import SweepStore
 
 #: Width of the table where stdout is no terminal.
 _FILE_WIDTH = 120
+
+
+#: A mean rate above this many times saturation cannot be served for long: saturation is measured within a few percent,
+#: and a policy that sorts what waits saturates later offline than it can online.
+BEYOND = 1.1
 
 
 class Found(NamedTuple):
@@ -90,8 +96,7 @@ def print_table(found: Found, title: str, note: str) -> None:
         table.add_column(name, justify="left" if name == "policy" else "right", overflow="fold")
     for policy in found.searches:
         rates = found.rates(policy)
-        estimate = mean_interval(rates)
-        change = _change(found, policy)
+        estimate, change = _rate(found, policy), _change(found, policy)
         is_baseline = policy == found.baseline
         saturation = found.saturation.get(policy)
         table.add_row(
@@ -115,19 +120,50 @@ def print_table(found: Found, title: str, note: str) -> None:
             count = sum(search.outcome is outcome for search in searches)
             if count:
                 console.print(f"{escape(policy)}: {said} ({count} of {len(searches)} seeds).")
+    if beyond := [policy for policy in found.searches if _is_beyond_saturation(found, policy)]:
+        console.print(
+            f"{escape(', '.join(beyond))}: holds above saturation, where queues grow without end: these requests are "
+            f"too few for the objective to notice; raise --requests.",
+        )
+
+
+def _rate(found: Found, policy: str) -> Estimate:
+    """Return the mean rate over seeds; its interval is no narrower than the brackets, and nan where a rate is a bound.
+
+    Seeds whose searches end in one bracket agree to the last digit, which says nothing of where in it their limits lie.
+    """
+    estimate = mean_interval(found.rates(policy))
+    width = float(estimate.mean) * _width(found, policy)
+    return estimate._replace(half_width=np.maximum(estimate.half_width, width))
 
 
 def _change(found: Found, policy: str) -> Estimate:
     """Return the paired change from the baseline; nan where either has lower bounds alone, which tell no difference."""
-    searches = [*found.searches[policy], *found.searches[found.baseline]]
-    if any(search.outcome is Outcome.ALWAYS for search in searches):
+    width = _width(found, policy) + _width(found, found.baseline) if policy != found.baseline else 0.0
+    if math.isnan(width) or math.isnan(_width(found, found.baseline)):
         return Estimate(np.array(np.nan), np.array(np.nan), np.array(0))
-    return paired_change(found.rates(policy), found.rates(found.baseline))
+    change = paired_change(found.rates(policy), found.rates(found.baseline))
+    return change._replace(half_width=np.maximum(change.half_width, width))
+
+
+def _width(found: Found, policy: str) -> float:
+    """Return the mean width of the brackets as a share; 0 for a seed where no rate holds, nan if a rate is a bound."""
+    shares = {Outcome.NEVER: 0.0, Outcome.ALWAYS: math.nan}
+    found_here = found.searches[policy]
+    return float(np.mean([shares[s.outcome] if s.outcome in shares else 1 - s.low / s.high for s in found_here]))
+
+
+def _is_beyond_saturation(found: Found, policy: str) -> bool:
+    """Return whether the mean rate is one that the policy cannot serve for long, measurement of both allowed for."""
+    saturation = found.saturation.get(policy)
+    searches = found.searches[policy]
+    if saturation is None or any(search.outcome is Outcome.ALWAYS for search in searches):
+        return False
+    return float(_rate(found, policy).mean) > BEYOND * saturation
 
 
 def _summary(found: Found, policy: str) -> dict[str, Any]:
-    rates = found.rates(policy)
-    estimate, change = mean_interval(rates), _change(found, policy)
+    estimate, change = _rate(found, policy), _change(found, policy)
     return {
         "mean_per_s": float(estimate.mean),
         "ci95_half_width_per_s": _finite(float(estimate.half_width)),
