@@ -95,10 +95,12 @@ def _on_cpu(
     except ImportError as error:
         raise MissingDependency("annealing on a CPU needs numba; pip install 'simmoe[refactor]'") from error
     order = start.clone().contiguous().numpy()
+    threads = torch.get_num_threads()
     anneal_experts(
         columns.float().numpy(), masses.numpy(), order, unit.numpy(), coefficients.float().numpy(), pairwise,
         schedule.iterations, schedule.t0_ppm, schedule.factor, seed,
     )  # fmt: skip
+    torch.set_num_threads(threads)  # numba leaves the process's OpenMP, which torch runs on, at a count of its own
     return torch.from_numpy(order)
 
 

@@ -15,7 +15,7 @@ from simmoe.errors import MissingDependency, RefactorError
 from simmoe.live.refactor.anneal import PUBLISHED, Schedule, anneal
 from simmoe.live.refactor.checkpoint import Checkpoint, check_new
 from simmoe.live.refactor.families import check_splits, family_of, moe_shape
-from simmoe.live.refactor.gates import ALLOCATIONS, allocation_table, calibrate, choose_gate_neurons
+from simmoe.live.refactor.gates import ALLOCATIONS, DownProj, allocation_table, calibrate, choose_gate_neurons
 from simmoe.live.refactor.partition import contiguous, greedy, uniform_random
 from simmoe.live.refactor.profiler import LayerProfile, calibration_batches, coverage_report, profile_model
 from simmoe.live.refactor.transform import LayerPlan, check_complete, write_refactored
@@ -136,10 +136,15 @@ def solve(profile: LayerProfile, config: RefactorConfig) -> torch.Tensor:
     )  # fmt: skip
 
 
+def down_proj_of(source: Checkpoint) -> DownProj:
+    """Output weights of the original experts, read one by one."""
+    return lambda layer, expert: source.tensor(f"model.layers.{layer}.mlp.experts.{expert}.down_proj.weight")
+
+
 def plan(
-    profiles: Sequence[LayerProfile], config: RefactorConfig, top_k: int, say: Callable[[str], None]
+    profiles: Sequence[LayerProfile], config: RefactorConfig, source: Checkpoint, say: Callable[[str], None]
 ) -> tuple[list[LayerPlan], list[list[int]] | None]:
-    """Partitions, gate neurons and allocation table for the profiled layers.
+    """Partitions, gate neurons and allocation table for the profiled layers of ``source``.
 
     Returns:
         (one plan a layer, [m * N][m] kappa table for a complex gate or None).
@@ -155,9 +160,9 @@ def plan(
         choose_gate_neurons(profile, order, config.splits, config.gate_neurons)
         for profile, order in zip(profiles, orders, strict=True)
     ]
-    table = allocation_table(
-        config.allocation, config.splits, top_k, calibrate(profiles, orders, neurons, config.splits, top_k)
-    )
+    top_k = moe_shape(source.config, family_of(source.config)).top_k
+    seen = calibrate(profiles, orders, neurons, config.splits, top_k, down_proj_of(source))
+    table = allocation_table(config.allocation, config.splits, top_k, seen)
     plans = [LayerPlan(p.layer, order, chosen) for p, order, chosen in zip(profiles, orders, neurons, strict=True)]
     return plans, table
 
@@ -208,7 +213,7 @@ def refactor(
     check_splits(shape, config.splits, family)
     check_complete(source, shape)
     profiles = profile_checkpoint(path, calibration, config, say, device)
-    plans, kappa = plan(profiles, config, shape.top_k, say)
+    plans, kappa = plan(profiles, config, source, say)
     del profiles
     write_refactored(source, out, plans, record_of(config, source, calibration, kappa))
     say(f"{out}: {shape.num_experts * config.splits} sub-experts of width {shape.width // config.splits} a layer")

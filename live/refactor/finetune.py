@@ -1,9 +1,11 @@
-"""Gate-only fine-tuning of a linear-gate checkpoint: the language-model loss, every tensor but the router rows frozen.
+"""Gate-only fine-tuning of a linear-gate checkpoint: every tensor but the router rows frozen.
 
 The budget k is annealed upwards over the run (8 to 24 or 32 sub-experts, learning rate 1e-5, batches of 32 or 64
-windows, as published), or drawn anew for each micro-batch, which trains every budget alike. Router rows are kept in
-float32 beside a bf16 model, since a step of 1e-5 is below bf16's resolution. A state file lets an interrupted run go
-on where it was, with the same windows and the same budgets.
+windows, as published), or drawn anew for each micro-batch, which trains every budget alike, or drawn with one
+micro-batch a step held at the full budget. The loss is the language model's, or the Kullback-Leibler divergence from
+the original model, which the checkpoint itself is at its full budget with the rows it came with. Router rows are kept
+in float32 beside a bf16 model, since a step of 1e-5 is below bf16's resolution. A state file lets an interrupted run
+go on where it was, with the same windows and the same budgets.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ from simmoe.live.refactor.checkpoint import Checkpoint, check_new, copy_companio
 from simmoe.live.refactor.families import GATE_TENSOR, RECORD_KEY
 from simmoe.live.training.windows import Windows
 
-BUDGET_SCHEDULES = ("anneal", "mixed")
+BUDGET_SCHEDULES = ("anneal", "mixed", "sandwich")
+OBJECTIVES = ("lm", "distil")
+
+#: Logits of the original model for token ids [sequences, tokens].
+Teacher = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,10 @@ class FinetuneConfig:
     learning_rate: float = 1e-5
     """AdamW's learning rate at the start; falls linearly to zero."""
     budget_schedule: str = "anneal"
-    """``anneal``: k rises evenly from k_start to k_end. ``mixed``: each micro-batch draws k from k_start..k_end."""
+    """``anneal``: k rises evenly from k_start to k_end. ``mixed``: each micro-batch draws k from k_start..k_end.
+    ``sandwich``: likewise, but a step's first micro-batch runs k_end."""
+    objective: str = "lm"
+    """``lm``: cross-entropy of the text. ``distil``: divergence from the original model's distribution."""
     k_start: int = 8
     """First budget."""
     k_end: int = 32
@@ -53,7 +62,9 @@ class FinetuneConfig:
 
     def budget(self, step: int, micro: int) -> int:
         """The budget of one micro-batch."""
-        if self.budget_schedule == "mixed":
+        if self.budget_schedule == "sandwich" and micro == 0:
+            return self.k_end
+        if self.budget_schedule != "anneal":
             return int(np.random.default_rng((self.seed, step, micro)).integers(self.k_start, self.k_end + 1))
         span = self.k_end - self.k_start + 1
         return self.k_start + min(span - 1, step * span // self.steps)
@@ -88,6 +99,9 @@ def finetune(
         parameter.requires_grad_(False)
     rows = [gate.weight.requires_grad_(True) for gate in gate_modules(model)]
     masters = [row.detach().float().clone() for row in rows]
+    teacher = None
+    if config.objective == "distil":
+        teacher = _teacher(model, rows, record["splits"] * record["original"]["top_k"])
     optimizer = torch.optim.AdamW(masters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     state_path = state_path or out.parent / f".{out.name}.finetune.pt"
     first = _resume(state_path, config, masters, rows, optimizer)
@@ -100,7 +114,7 @@ def finetune(
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * (1 - step / config.steps)
         batch = windows.step(step).to(device)
-        loss = _accumulate(model, batch, config, step)
+        loss = _accumulate(model, batch, config, step, teacher)
         for master, row in zip(masters, rows, strict=True):
             master.grad, row.grad = row.grad.float(), None
         optimizer.step()
@@ -114,19 +128,42 @@ def finetune(
     state_path.unlink(missing_ok=True)
 
 
-def _accumulate(model: Any, batch: torch.Tensor, config: FinetuneConfig, step: int) -> float:
+def _accumulate(model: Any, batch: torch.Tensor, config: FinetuneConfig, step: int, teacher: Teacher | None) -> float:
     """Backward over the micro-batches of one step; returns the mean loss in nats a token."""
     pieces = batch.split(config.micro_sequences)
     total = 0.0
     for micro, piece in enumerate(pieces):
+        wanted = teacher(piece) if teacher else None
         set_budget(model, config.budget(step, micro))
-        logits = model(input_ids=piece, use_cache=False).logits[:, :-1].float()
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), piece[:, 1:].flatten()) / len(pieces)
+        logits = model(input_ids=piece, use_cache=False).logits[:, :-1].float().flatten(0, 1)
+        if wanted is None:
+            loss = torch.nn.functional.cross_entropy(logits, piece[:, 1:].flatten())
+        else:
+            target = wanted[:, :-1].float().flatten(0, 1).log_softmax(dim=-1)
+            found = logits.log_softmax(dim=-1)
+            loss = torch.nn.functional.kl_div(found, target, reduction="batchmean", log_target=True)
+        loss = loss / len(pieces)
         loss.backward()
         total += float(loss.detach())
     if not np.isfinite(total):
         raise RefactorError(f"fine-tuning diverged at step {step + 1}: the loss is {total}; lower --learning-rate")
     return total
+
+
+def _teacher(model: Any, rows: list[Any], full_budget: int) -> Teacher:
+    """The model at its full budget with the rows it has now, whatever they are trained to afterwards."""
+    original = [row.detach().clone() for row in rows]
+
+    def logits(ids: torch.Tensor) -> torch.Tensor:
+        trained = [row.detach().clone() for row in rows]
+        _publish(original, rows)
+        set_budget(model, full_budget)
+        with torch.no_grad():
+            found: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+        _publish(trained, rows)
+        return found
+
+    return logits
 
 
 def _publish(masters: list[torch.Tensor], rows: list[Any]) -> None:
@@ -153,6 +190,8 @@ def _check(config: FinetuneConfig, source: Checkpoint) -> None:
         raise RefactorError(f"batch {config.sequences} is not a multiple of micro-batch {config.micro_sequences}")
     if config.budget_schedule not in BUDGET_SCHEDULES:
         raise RefactorError(f"budget schedule {config.budget_schedule!r} is none of {', '.join(BUDGET_SCHEDULES)}")
+    if config.objective not in OBJECTIVES:
+        raise RefactorError(f"objective {config.objective!r} is none of {', '.join(OBJECTIVES)}")
 
 
 def _save(path: Path, config: FinetuneConfig, step: int, masters: list[torch.Tensor], optimizer: Any) -> None:

@@ -8,7 +8,7 @@ each gate row N times and lets the stock router score sub-experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,10 @@ from simmoe.live.refactor.profiler import LayerProfile
 #: Share of a token's neurons that count as active (k_a / C in section III-B2).
 ACTIVE_FRACTION = 0.75
 
-ALLOCATIONS = ("front-loaded", "proportional", "marginal")
+ALLOCATIONS = ("front-loaded", "proportional", "marginal", "energy")
+
+#: down_proj [hidden, width] of (decoder layer, expert).
+DownProj = Callable[[int, int], torch.Tensor]
 
 
 def co_activation_scores(activations: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
@@ -76,6 +79,8 @@ class Calibration:
     marginal_mass: torch.Tensor
     """[m, N] float64: mean router-weighted activation mass that the n-th sub-expert chosen by the proxy adds at rank j,
     as a share of the layer's whole."""
+    marginal_energy: torch.Tensor
+    """[m, N] float64: likewise, of its output's squared norm under the squared router weight."""
 
 
 def calibrate(
@@ -84,19 +89,23 @@ def calibrate(
     gate_neurons: Sequence[torch.Tensor],
     splits: int,
     top_k: int,
+    down_proj: DownProj,
 ) -> Calibration:
-    """Measure weights and proxy-captured mass by rank on the profiled tokens.
+    """Measure weights, and mass and energy in the proxy's order, by rank on the profiled tokens.
 
     Args:
         profiles, orders, gate_neurons: one a MoE layer.
         top_k: m, the experts the router selects natively.
+        down_proj: the original experts' output weights.
     """
     weight = torch.zeros(top_k, dtype=torch.float64)
     marginal = torch.zeros(top_k, splits, dtype=torch.float64)
+    marginal_energy = torch.zeros(top_k, splits, dtype=torch.float64)
     for profile, order, neurons in zip(profiles, orders, gate_neurons, strict=True):
         layer_weight = torch.zeros(top_k, dtype=torch.float64)
         layer_count = torch.zeros(top_k, dtype=torch.float64)
         layer_mass = torch.zeros(top_k, splits, dtype=torch.float64)
+        layer_energy = torch.zeros(top_k, splits, dtype=torch.float64)
         # reservoirs hold as many tokens of rare experts as of frequent ones: each row counts for those it stands for
         for expert in range(order.shape[0]):
             kept = int(profile.kept[expert])
@@ -106,14 +115,31 @@ def calibrate(
             magnitude = profile.activations[expert, :kept].double().abs().cpu()
             masses = magnitude[:, order[expert]].unflatten(1, (splits, -1)).sum(dim=2)
             proxy = magnitude[:, neurons[expert].flatten()].unflatten(1, (splits, -1)).mean(dim=2)
-            by_proxy = masses.gather(1, proxy.argsort(dim=1, descending=True, stable=True))
+            best = proxy.argsort(dim=1, descending=True, stable=True)
+            energies = _output_energies(
+                profile.activations[expert, :kept], order[expert], down_proj(profile.layer, expert), splits
+            )
             ranks, weights = profile.ranks[expert, :kept], profile.weights[expert, :kept].double()
             layer_weight.index_add_(0, ranks, weights * stands_for)
             layer_count.index_add_(0, ranks, torch.full_like(weights, stands_for))
-            layer_mass.index_add_(0, ranks, by_proxy * weights[:, None] * stands_for)
+            layer_mass.index_add_(0, ranks, masses.gather(1, best) * weights[:, None] * stands_for)
+            layer_energy.index_add_(0, ranks, energies.gather(1, best) * weights[:, None] ** 2 * stands_for)
         weight += layer_weight / layer_count.clamp_min(1)
         marginal += layer_mass / layer_mass.sum().clamp_min(1e-300)
-    return Calibration(weight / len(profiles), marginal / len(profiles))
+        marginal_energy += layer_energy / layer_energy.sum().clamp_min(1e-300)
+    return Calibration(weight / len(profiles), marginal / len(profiles), marginal_energy / len(profiles))
+
+
+def _output_energies(activations: torch.Tensor, order: torch.Tensor, down: torch.Tensor, splits: int) -> torch.Tensor:
+    """[rows, N] float64 squared norm of each sub-expert's output.
+
+    Args:
+        activations: [rows, width]; order: [width]; down: [hidden, width].
+    """
+    device = activations.device
+    placed = activations.float()[:, order.to(device)].unflatten(1, (splits, -1)).transpose(0, 1)
+    columns = down.to(device).float()[:, order.to(device)].T.unflatten(0, (splits, -1))
+    return torch.bmm(placed, columns).square().sum(dim=2).T.double().cpu()
 
 
 def allocation_table(kind: str, splits: int, top_k: int, calibration: Calibration) -> list[list[int]]:
@@ -121,7 +147,8 @@ def allocation_table(kind: str, splits: int, top_k: int, calibration: Calibratio
 
     ``front-loaded`` fills whole experts by rank; ``proportional`` shares k out by the calibrated router weight (largest
     remainder, at most N each); ``marginal`` gives each further sub-expert to the rank where it adds the most
-    calibrated mass.
+    calibrated mass; ``energy`` where it adds the most calibrated output energy, the squared error that leaving it out
+    costs if outputs of sub-experts do not correlate.
 
     Returns:
         [m * N][m]: entry k - 1 sums to k, each value in 0..N.
@@ -135,10 +162,11 @@ def allocation_table(kind: str, splits: int, top_k: int, calibration: Calibratio
         return [[min(splits, max(0, k - splits * j)) for j in range(top_k)] for k in budgets]
     if kind == "proportional":
         return [_share_out(k, calibration.weight_by_rank, splits) for k in budgets]
+    gain = calibration.marginal_energy if kind == "energy" else calibration.marginal_mass
     kappa = [0] * top_k
     table = []
     for _ in budgets:
-        gains = [float(calibration.marginal_mass[j, kappa[j]]) if kappa[j] < splits else -1.0 for j in range(top_k)]
+        gains = [float(gain[j, kappa[j]]) if kappa[j] < splits else -1.0 for j in range(top_k)]
         kappa[max(range(top_k), key=lambda j: (gains[j], -j))] += 1
         table.append(list(kappa))
     return table

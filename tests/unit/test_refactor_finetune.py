@@ -73,9 +73,11 @@ def test_only_the_gates_change_and_the_loss_falls(linear: Path, tmp_path: Path) 
     assert [p.name for p in tmp_path.iterdir()] == ["tuned"]
 
 
-@pytest.mark.parametrize("schedule", ["anneal", "mixed"])
-def test_an_interrupted_run_ends_as_an_unbroken_one(schedule: str, linear: Path, tmp_path: Path) -> None:
-    config = replace(QUICK, budget_schedule=schedule)
+@pytest.mark.parametrize(("schedule", "objective"), [("anneal", "lm"), ("mixed", "lm"), ("sandwich", "distil")])
+def test_an_interrupted_run_ends_as_an_unbroken_one(
+    schedule: str, objective: str, linear: Path, tmp_path: Path
+) -> None:
+    config = replace(QUICK, budget_schedule=schedule, objective=objective)
     finetune(linear, tokens(), tmp_path / "whole", config, load=load)
     calls = 0
     real = module._accumulate
@@ -105,6 +107,32 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(linear: Path, tmp_pa
         )
     for first, second in zip(gates(tmp_path / "1").values(), gates(tmp_path / "4").values(), strict=True):
         assert np.allclose(first, second, atol=0.02)
+
+
+def test_distilling_at_the_full_budget_has_nothing_to_learn(linear: Path, tmp_path: Path) -> None:
+    """The checkpoint at its full budget is its own teacher; below it, the teacher stays what it was."""
+    losses: dict[int, list[float]] = {}
+    real = module._accumulate
+
+    def noted(*arguments: Any) -> float:
+        losses[k].append(real(*arguments))
+        return losses[k][-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_accumulate", noted)
+        for k in (8, 4):
+            losses[k] = []
+            config = replace(QUICK, k_start=k, k_end=k, objective="distil", learning_rate=1e-3)
+            finetune(linear, np.tile(np.arange(2, 18), 100), tmp_path / str(k), config, load=lambda p: load(p).float())
+    assert abs(losses[8][0]) < 1e-6 and losses[4][0] > 1e-3
+    assert losses[4][-1] < losses[4][0]
+
+
+def test_the_sandwich_holds_one_micro_batch_at_the_top() -> None:
+    config = FinetuneConfig(budget_schedule="sandwich", k_start=3, k_end=32)
+    assert {config.budget(step, 0) for step in range(50)} == {32}
+    drawn = {config.budget(step, micro) for step in range(200) for micro in (1, 2, 3)}
+    assert drawn == set(range(3, 33))
 
 
 def test_budget_rises_evenly_to_its_end() -> None:

@@ -74,7 +74,7 @@ def test_every_vector_spends_its_budget_within_the_experts(
 ) -> None:
     marginal = torch.tensor(masses[: top_k * splits], dtype=torch.float64).view(top_k, splits)
     ranked = torch.tensor(sorted(weights[:top_k], reverse=True), dtype=torch.float64)
-    table = allocation_table(kind, splits, top_k, Calibration(ranked, marginal))
+    table = allocation_table(kind, splits, top_k, Calibration(ranked, marginal, marginal.flip(0)))
     assert len(table) == top_k * splits
     for k, kappa in enumerate(table, start=1):
         assert len(kappa) == top_k
@@ -84,22 +84,25 @@ def test_every_vector_spends_its_budget_within_the_experts(
 
 
 def test_front_loaded_fills_whole_experts() -> None:
-    flat = Calibration(torch.ones(3), torch.ones(3, 4))
+    flat = Calibration(torch.ones(3), torch.ones(3, 4), torch.ones(3, 4))
     table = allocation_table("front-loaded", 4, 3, flat)
     assert table[3] == [4, 0, 0]
     assert table[5] == [4, 2, 0]
 
 
 def test_proportional_follows_the_weights_up_to_the_cap() -> None:
-    calibration = Calibration(torch.tensor([6.0, 3.0, 1.0]), torch.ones(3, 4))
+    calibration = Calibration(torch.tensor([6.0, 3.0, 1.0]), torch.ones(3, 4), torch.ones(3, 4))
     table = allocation_table("proportional", 4, 3, calibration)
     assert table[4] == [3, 2, 0]  # 3, 1.5, 0.5: the tie between remainders goes to the lower rank
     assert table[8] == [4, 4, 1]  # 5.4 and 2.7 are cut at 4 and shared out again: 3.75, 1.25
 
 
-def test_marginal_takes_the_most_mass_where_it_falls_by_rank() -> None:
+@pytest.mark.parametrize("kind", ["marginal", "energy"])
+def test_the_greedy_kinds_take_the_most_where_it_falls_by_rank(kind: str) -> None:
     marginal = torch.tensor([[5.0, 3.0, 0.5], [4.0, 1.0, 0.2]], dtype=torch.float64)
-    table = allocation_table("marginal", 3, 2, Calibration(torch.ones(2), marginal))
+    nothing = torch.zeros(2, 3)
+    measured = {"marginal": (marginal, nothing), "energy": (nothing, marginal)}[kind]
+    table = allocation_table(kind, 3, 2, Calibration(torch.ones(2), *measured))
     for k, kappa in enumerate(table, start=1):
         best = max(
             (sum(marginal[0, :a]) + sum(marginal[1, :b]), a, b)
@@ -113,12 +116,33 @@ def test_calibration_weighs_rows_by_what_they_stand_for() -> None:
     activations = torch.tensor([[[3.0, 1.0]], [[1.0, 2.0]]])
     ranks, weights = torch.tensor([[0], [1]]), torch.tensor([[0.5], [0.25]])
     profile = LayerProfile(0, activations, ranks, weights, torch.tensor([1, 1]), torch.tensor([10, 20]))
-    found = calibrate([profile], [torch.tensor([[0, 1], [0, 1]])], [torch.tensor([[[0], [1]], [[0], [1]]])], 2, 2)
+    down = torch.tensor([[2.0, 0.0], [0.0, 3.0]])
+    orders, neurons = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[[0], [1]], [[0], [1]]])
+    found = calibrate([profile], [orders], [neurons], 2, 2, lambda layer, expert: down)
     assert found.weight_by_rank.tolist() == [0.5, 0.25]
     mass = torch.tensor([[10 * 0.5 * 3, 10 * 0.5 * 1], [20 * 0.25 * 2, 20 * 0.25 * 1]], dtype=torch.float64)
     assert torch.allclose(found.marginal_mass, mass / mass.sum())
+    energy = torch.tensor([[10 * 0.25 * 36, 10 * 0.25 * 9], [20 * 0.0625 * 36, 20 * 0.0625 * 4]], dtype=torch.float64)
+    assert torch.allclose(found.marginal_energy, energy / energy.sum())
+
+
+def test_energy_is_what_leaving_a_sub_expert_out_costs_the_layer() -> None:
+    """Against the outputs themselves: one token, one expert, each sub-expert dropped in turn."""
+    draw = torch.Generator().manual_seed(2)
+    activations, down = torch.randn(1, 1, 8, generator=draw), torch.randn(5, 8, generator=draw)
+    order = torch.randperm(8, generator=draw)[None]
+    profile = profile_of(activations, torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), 0.5))
+    neurons = choose_gate_neurons(profile, order, 4, 2)
+    found = calibrate([profile], [order], [neurons], 4, 1, lambda layer, expert: down).marginal_energy[0]
+    whole = 0.5 * down @ activations[0, 0]
+    costs = []
+    for group in order[0].view(4, 2):
+        kept = activations[0, 0].clone()
+        kept[group] = 0
+        costs.append(float((whole - 0.5 * down @ kept).square().sum()))
+    assert sorted((found / found.sum()).tolist()) == pytest.approx(sorted(c / sum(costs) for c in costs), rel=1e-4)
 
 
 def test_an_unknown_allocation_is_refused() -> None:
     with pytest.raises(RefactorError, match="none of"):
-        allocation_table("random", 4, 2, Calibration(torch.ones(2), torch.ones(2, 4)))
+        allocation_table("random", 4, 2, Calibration(torch.ones(2), torch.ones(2, 4), torch.ones(2, 4)))

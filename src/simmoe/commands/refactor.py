@@ -66,8 +66,8 @@ def refactor() -> None:
               help="Factor an iteration, or 'spread': cool over all iterations down to 0.05.")  # fmt: skip
 @click.option("--gate-neurons", type=int, default=4, show_default=True, help="r, proxy neurons a sub-expert (complex).")
 @click.option(
-    "--allocation", type=click.Choice(["marginal", "front-loaded", "proportional"]), default="marginal",
-    show_default=True, help="How a budget is shared among the ranked experts (complex).",
+    "--allocation", type=click.Choice(["marginal", "energy", "front-loaded", "proportional"]),
+    default="marginal", show_default=True, help="How a budget is shared among the ranked experts (complex).",
 )  # fmt: skip
 @_CALIBRATION_TOKENS
 @_TOKENS_PER_EXPERT
@@ -137,8 +137,11 @@ def inspect(
 @click.option("--micro-batch", type=click.IntRange(1), default=8, show_default=True, help="Windows a forward pass.")
 @click.option("--context", type=click.IntRange(2), default=512, show_default=True, help="Tokens a window.")
 @click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=1e-5, show_default=True)
-@click.option("--budgets", type=click.Choice(["anneal", "mixed"]), default="anneal", show_default=True,
-              help="anneal: k rises from --k-start to --k-end. mixed: each pass draws k between them.")  # fmt: skip
+@click.option("--budgets", type=click.Choice(["anneal", "mixed", "sandwich"]), default="anneal", show_default=True,
+              help="anneal: k rises from --k-start to --k-end. mixed: each pass draws k between them. "
+              "sandwich: a step's first pass runs --k-end, the others draw.")  # fmt: skip
+@click.option("--objective", type=click.Choice(["lm", "distil"]), default="lm", show_default=True,
+              help="lm: the text's next token. distil: the original model's distribution of it.")  # fmt: skip
 @click.option("--k-start", type=int, default=8, show_default=True)
 @click.option("--k-end", type=int, default=32, show_default=True)
 @click.option("--state", type=click.Path(path_type=Path), default=None,
@@ -147,7 +150,8 @@ def inspect(
 @_DEVICE
 def finetune(
     model_dir: Path, text: Path, out: Path, steps: int, batch: int, micro_batch: int, context: int,
-    learning_rate: float, budgets: str, k_start: int, k_end: int, state: Path | None, seed: int, device: str | None,
+    learning_rate: float, budgets: str, objective: str, k_start: int, k_end: int, state: Path | None, seed: int,
+    device: str | None,
 ) -> None:  # fmt: skip
     """Train the gates alone of a linear-gate checkpoint; run again after an interruption, it goes on."""
     engine = _engine()
@@ -158,7 +162,8 @@ def finetune(
 
     config = FinetuneConfig(
         steps=steps, sequences=batch, micro_sequences=micro_batch, context_tokens=context,
-        learning_rate=learning_rate, budget_schedule=budgets, k_start=k_start, k_end=k_end, seed=seed,
+        learning_rate=learning_rate, budget_schedule=budgets, objective=objective, k_start=k_start, k_end=k_end,
+        seed=seed,
     )  # fmt: skip
     content = engine.read_text(text, "--text")
     ids = engine.load_tokenizer(model_dir)(content, verbose=False)["input_ids"]
