@@ -97,6 +97,11 @@ def launch_path(sample: Sample, captured: Sequence[int]) -> str:
     return "full" if sample.kind == "decode" else "piecewise"
 
 
+def left_graphs_aside(sample: Sample, captured: Sequence[int]) -> bool:
+    """Return whether a step of a captured size launched its kernels one by one."""
+    return sample.mode == "eager" and bool(captured) and sample.shape.num_tokens <= captured[-1]
+
+
 def runs_at(captured: Sequence[int], size: int) -> int:
     """Return the size a step runs at: the next captured one, or its own above them."""
     return next((c for c in captured if c >= size), size)

@@ -23,7 +23,15 @@ import numpy as np
 
 from simmoe.errors import ProfileError
 from simmoe.profiles.device_grid import context_knots, fit_device, slope_ramps
-from simmoe.profiles.evidence import Evidence, gather, host_clock, launch_path, not_held_up, num_seqs
+from simmoe.profiles.evidence import (
+    Evidence,
+    gather,
+    host_clock,
+    launch_path,
+    left_graphs_aside,
+    not_held_up,
+    num_seqs,
+)
 from simmoe.profiles.regression import FloatArray
 from simmoe.profiles.residuals import Predictor, Residual, residuals
 from simmoe.profiles.samples import Sample, SampleHeader
@@ -74,9 +82,11 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
     clock = host_clock(clocked, captured)
     device = [sample for head, sample in used if sample.clock == "device" and head.async_scheduling]
     steps = [sample for head, sample in used if sample.clock == "step" and head.async_scheduling] or device
+    # what ran without its graphs tells the host's share, and of the device nothing that steps with graphs do not
+    with_graphs, device = ([s for s in rows if not left_graphs_aside(s, captured)] for rows in (steps, device))
 
     def of(kind: str) -> Evidence:
-        return gather(kind, steps, device, clock, captured)
+        return gather(kind, with_graphs, device, clock, captured)
 
     decodes, prefills = of("decode"), of("prefill")
     knots = context_knots(decodes.sure)
@@ -124,10 +134,14 @@ def _checks(table: StepTable, runs: Sequence[Run], recorded: Sequence[Sample]) -
     for header, samples in runs:
         scheduling = header.async_scheduling
         note = "" if scheduling else ", synchronous"
-        fitted = [sample for sample in samples if not sample.held_out]
-        held_out = [sample for sample in samples if sample.held_out]
+        graphs = [sample for sample in samples if not left_graphs_aside(sample, table.captured_sizes)]
+        fitted = [sample for sample in graphs if not sample.held_out]
+        held_out = [sample for sample in graphs if sample.held_out]
         rows += residuals(table, fitted, async_scheduling=scheduling, source=f"fitted{note}")
         rows += residuals(table, held_out, async_scheduling=scheduling, source=f"held out{note}")
+        eager = [sample for sample in samples if left_graphs_aside(sample, table.captured_sizes)]
+        source = f"fitted, without graphs{note}"
+        rows += residuals(table.without_graphs(), eager, async_scheduling=scheduling, source=source)
     held_out = [sample for sample in recorded if sample.held_out]
     return rows + residuals(table, held_out, async_scheduling=True, source="recorded")
 

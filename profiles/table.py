@@ -14,7 +14,7 @@ Values never fall as sizes or k grow. :mod:`simmoe.profiles.table_file` keeps it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 #: 'measured' on the card named; 'estimated' from datasheet rates; 'synthetic' made up, for tests.
@@ -123,3 +123,7 @@ class StepTable:
     provenance: Mapping[str, Any]
     sha256: str = ""
     """Of the file's bytes, when read from one."""
+
+    def without_graphs(self) -> StepTable:
+        """Return the same engine launching kernels one by one at every size, unpadded."""
+        return replace(self, captured_sizes=(), captured_ks=(), host={"eager": self.host["eager"]})

@@ -95,6 +95,23 @@ def test_the_host_is_as_slow_as_in_the_calibration_recording() -> None:
     assert (table.decode, table.prefill, table.attention) == (without.decode, without.prefill, without.attention)
 
 
+def test_points_without_graphs_tell_the_hosts_share_and_are_judged_by_it() -> None:
+    """Without graphs the host takes 20 ms a step, with them at most 2.5."""
+    engine, eager = SyntheticEngine(), SyntheticEngine(host_s=(20e-3, 20e-3))
+    without = [
+        replace(s, mode="eager")
+        for s in eager.samples()
+        if s.kind != "mixed" and s.shape.num_tokens in CAPTURED_SIZES and not s.held_out
+    ]
+    table = fit(engine, [*engine.samples(), *without])
+    assert worst_step_error(table, engine) < 1e-4
+    assert table.host["eager"].base_s == pytest.approx(20e-3, rel=1e-3)
+    rows = {(row["source"], row["kind"], row["clock"]): row for row in table.provenance["fit"]["residuals"]}
+    for kind in ("prefill", "decode"):
+        assert rows["fitted, without graphs", kind, "step"]["p95"] < 1e-3
+        assert rows["fitted", kind, "step"]["p95"] < 1e-3
+
+
 def test_with_noise_the_table_is_as_good_as_the_noise() -> None:
     noise = 0.02
     engine = SyntheticEngine()
