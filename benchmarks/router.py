@@ -1,6 +1,6 @@
 """What the router adds to each streamed token: a stub engine, `simmoe serve` and this client, one process each.
 
-``python benchmarks/router.py [--streams 100] [--rate 20] [--seconds 5] [--json FILE]``, from the repository's root, takes
+``python benchmarks/router.py [--streams 100] [--rate 20] [--seconds 5] [--json FILE]``, from the root, takes
 half a minute; it needs ``simmoe[serve]`` and no vLLM. Every stream gets ``rate`` tokens a second, staggered. The stub
 stamps each token as it sends it (the machine's monotonic clock), the client reads the stamp when the token is in its
 hands: once directly from the stub, once through the router. What is added is the difference of the two, percentile by
