@@ -31,6 +31,9 @@ LAYER_SIZES = tuple(1 << i for i in range(14))
 LAYER_KS = (1 / 32, 4 / 32, 8 / 32, 16 / 32, 24 / 32, 1.0)
 
 
+#: Of the time left, at most, that a first pass leaves for recordings.
+RECORDINGS_SHARE = 0.4
+
 #: Decode points one population serves: it grows by some tens of tokens a point.
 POPULATION_POINTS = 8
 
@@ -70,7 +73,9 @@ class Stages:
                 failed.append(f"{name}: {type(error).__name__}: {error}")
                 self._say(f"{name} failed: {error}")
 
-        await stage("pass 1", self._pass(1, reserve_s=self._recording_s()))
+        # where time is short, points have the larger part of it
+        reserve_s = min(self._recording_s(), RECORDINGS_SHARE * self._time_left_s())
+        await stage("pass 1", self._pass(1, reserve_s=reserve_s))
         if self._run.loads is not None:
             await stage("recordings", self._recordings(self._run.loads))
         if self._run.layer and not self._run.layer_path.exists():
@@ -90,7 +95,7 @@ class Stages:
         return self._deadline_s - time.monotonic()
 
     def _recording_s(self) -> float:
-        """Seconds a first pass leaves for recordings."""
+        """Seconds recordings take, about."""
         loads = self._run.loads
         if loads is None or self._run.recording_path.exists():
             return 0.0
