@@ -270,6 +270,16 @@ class MeasuredEngine:
             pass
 
 
+def import_vllm() -> None:
+    """Import what an engine needs, before there is one and outside a coroutine.
+
+    torch keeps a frame of its import alive, and so every frame below it with what those hold; an engine among that would
+    never be collected, and end with an exception of its own when the interpreter exits.
+    """
+    from vllm import AsyncEngineArgs  # noqa: F401
+    from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401
+
+
 @asynccontextmanager
 async def running(setup: EngineSetup) -> AsyncIterator[MeasuredEngine]:
     """Start an engine with dummy weights, and stop it at the end of the block."""

@@ -13,7 +13,7 @@ import numpy as np
 from simmoe.errors import LiveError
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.measure import card, proof
-from simmoe.live.measure.engine import EngineSetup, MeasuredEngine, Prompt, RequestTimes, running
+from simmoe.live.measure.engine import EngineSetup, MeasuredEngine, Prompt, RequestTimes, import_vllm, running
 from simmoe.live.measure.header import header_of, on_cpu
 from simmoe.live.measure.measuring import Measuring, Progress
 from simmoe.live.measure.plan import Plan
@@ -42,6 +42,7 @@ def measure(run: Measuring, progress: Progress = lambda what, done, total: None)
     """
     if not on_cpu():
         card.refuse_busy(run.setup.tensor_parallel_size)
+    import_vllm()
     left = asyncio.run(_measure(run, progress, time.monotonic() + run.time_limit_s - STOPPING_S))
     gc.collect()  # vLLM's client shuts down again when it is collected, and cannot while the interpreter exits
     return left
@@ -56,6 +57,7 @@ def write_reference(setup: EngineSetup, ks: Sequence[int], path: Path, batches: 
 
     if setup.captured_sizes is None or setup.captured_sizes:
         raise LiveError("the reference engine must run eagerly: leave captured_sizes empty")
+    import_vllm()
     asyncio.run(reference())
 
 
