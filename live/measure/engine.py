@@ -273,7 +273,7 @@ class MeasuredEngine:
 def import_vllm() -> None:
     """Import what an engine needs, before there is one and outside a coroutine.
 
-    torch keeps a frame of its import alive, and so every frame below it with what those hold; an engine among that would
+    A frame of torch's import stays alive, and so every frame below it with what those hold; an engine among that would
     never be collected, and end with an exception of its own when the interpreter exits.
     """
     from vllm import AsyncEngineArgs  # noqa: F401
