@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from simmoe.analysis.metrics import Slo
 from simmoe.cli import run as simmoe
@@ -135,6 +137,17 @@ def test_a_variation_is_a_policy_of_its_own() -> None:
     assert [(r.low, r.high, r.whole) for r in variation.ranges] == [(0, 4, True), (1, 9, False), (0, 0, False)]
 
 
+@given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300), st.floats(0, 1))
+def test_what_a_policy_is_given_lies_within_the_bounds(a: float, b: float, share: float) -> None:
+    """Four significant digits would lie outside bounds that have more of them."""
+    low, high = min(a, b), max(a, b)
+    assume(low < high)
+    (values,) = Variation("lanes", [f"cooldown_s={low}..{high}"]).ranges
+    given = values.rounded(min(max(low + share * (high - low), low), high))
+    assert isinstance(given, float) and low <= given <= high and values.extremes == (low, high)
+    assert Variation("lanes", ["window=0..99999999999999999999"]).ranges[0].extremes == (0, 99999999999999999999)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -142,7 +155,14 @@ def test_a_variation_is_a_policy_of_its_own() -> None:
         ("window", "is no range; write NAME=LOW..HIGH"),
         ("window=4..4", "the lower one first"),
         ("window=0..x", "it must be a whole number"),
-        ("window=3", "leaves no choice"),
+        ("window=3", "--vary window=3: there is nothing to choose from"),
+        ("window=3|4|3", r"--vary window=3\|4\|3: 3 is given twice"),
+        ("adaptive=true|yes", "true is given twice"),
+        ("window=1..4..8", "--vary window=1..4..8: .* it must be a whole number"),
+        ("window=..4", "--vary window=..4: .* it must be a whole number"),
+        ("start=1..none", "must be finite"),
+        ("cooldown_s=-inf..4", "must be finite"),
+        ("cooldown_s=-1e308..1e308", "must be finite"),
         ("adaptive=true..false", "adaptive is no number"),
         ("cooldown_s=0..4:log", "a log scale needs bounds above 0"),
         ("cooldown_s=0..4:lin", "'lin' is no scale"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from simmoe.errors import UsageError, did_you_mean
-from simmoe.policies.parameters import Parameter, Value, parameters_of
+from simmoe.policies.parameters import Parameter, Value, format_value, parameters_of
 from simmoe.policies.registry import PolicyPart, parse_parts
 
 #: Combinations of extremes worth trying before a search: all of ten ranges'.
@@ -23,9 +24,9 @@ class Range:
     """As given, after the equals sign."""
     choices: tuple[Value, ...] = ()
     """The values, for a list; else empty."""
-    low: float = 0.0
+    low: int | float = 0.0
     """Least value, inclusive."""
-    high: float = 0.0
+    high: int | float = 0.0
     """Largest value, inclusive."""
     log: bool = False
     """Whether equal ratios, not equal differences, matter equally."""
@@ -35,11 +36,13 @@ class Range:
     @property
     def extremes(self) -> tuple[Value, ...]:
         """Both ends, or every value of a list."""
-        return self.choices or tuple(int(end) if self.whole else self.rounded(end) for end in (self.low, self.high))
+        return self.choices or (self.low, self.high)
 
     def rounded(self, value: Value) -> Value:
-        """Return a value as the policy is given it: numbers to four significant digits."""
-        return float(f"{value:.4g}") if isinstance(value, float) and not self.choices else value
+        """Return a value as the policy is given it: numbers to four significant digits, within the bounds."""
+        if self.choices or not isinstance(value, (int, float)):
+            return value
+        return min(max(value if self.whole else float(f"{value:.4g}"), self.low), self.high)
 
 
 class Variation:
@@ -72,7 +75,10 @@ class Variation:
                 raise UsageError(f"--vary {name} is given twice; give it once")
             part, parameter = owners[0]
             self._part_of[name] = part
-            self.ranges.append(_parse_range(values, parameter, policy))
+            try:
+                self.ranges.append(_parse_range(values, parameter, policy))
+            except UsageError as error:
+                raise UsageError(f"--vary {name}={values}: {error}") from None
 
     def corners(self) -> Iterator[str]:
         """Yield the policy at every combination of the ranges' extremes, the first MOST_CORNERS of them."""
@@ -92,17 +98,19 @@ def _parse_range(text: str, parameter: Parameter, policy: str) -> Range:
     name = parameter.name
     if ".." not in text:
         choices = tuple(parameter.parse(word.strip(), policy) for word in text.split("|"))
-        if len(set(choices)) < 2:
-            raise UsageError(f"--vary {name}={text} leaves no choice; write NAME=LOW..HIGH or NAME=A|B|C")
+        if len(choices) < 2:
+            raise UsageError("there is nothing to choose from; write NAME=LOW..HIGH or NAME=A|B|C")
+        if twice := [value for value in choices if choices.count(value) > 1]:
+            raise UsageError(f"{format_value(twice[0])} is given twice; give it once")
         return Range(name, text, choices)
     if parameter.kind not in (int, float):
-        raise UsageError(f"--vary {name}={text}: {name} is no number; list its values as in NAME=A|B")
+        raise UsageError(f"{name} is no number; list its values as in NAME=A|B")
     bounds, colon, scale = text.partition(":")
     if colon and scale != "log":
-        raise UsageError(f"--vary {name}={text}: '{scale}' is no scale; write :log or nothing")
+        raise UsageError(f"'{scale}' is no scale; write :log or nothing")
     low, high = (parameter.parse(word.strip(), policy) for word in bounds.split("..", 1))
-    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)) or not low < high < float("inf"):
-        raise UsageError(f"--vary {name}={text}: the bounds must be finite numbers, the lower one first")
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)) or not 0 < high - low < math.inf:
+        raise UsageError("the bounds must be finite numbers, the lower one first")
     if colon and low <= 0:
-        raise UsageError(f"--vary {name}={text}: a log scale needs bounds above 0")
-    return Range(name, text, (), float(low), float(high), bool(colon), parameter.kind is int)
+        raise UsageError("a log scale needs bounds above 0")
+    return Range(name, text, (), low, high, bool(colon), parameter.kind is int)
