@@ -145,6 +145,7 @@ def test_what_a_policy_is_given_lies_within_the_bounds(a: float, b: float, share
     (values,) = Variation("lanes", [f"cooldown_s={low}..{high}"]).ranges
     given = values.rounded(min(max(low + share * (high - low), low), high))
     assert isinstance(given, float) and low <= given <= high and values.extremes == (low, high)
+    assert abs(given - (low + share * (high - low))) <= 1e-3 * (high - low) + 1e-15 * max(abs(low), abs(high))
     assert Variation("lanes", ["window=0..99999999999999999999"]).ranges[0].extremes == (0, 99999999999999999999)
 
 

@@ -39,10 +39,13 @@ class Range:
         return self.choices or (self.low, self.high)
 
     def rounded(self, value: Value) -> Value:
-        """Return a value as the policy is given it: numbers to four significant digits, within the bounds."""
+        """Return a value as the policy is given it: numbers to four significant digits, more if the range is narrow."""
         if self.choices or not isinstance(value, (int, float)):
             return value
-        return min(max(value if self.whole else float(f"{value:.4g}"), self.low), self.high)
+        if not self.whole:
+            narrow = max(abs(self.low), abs(self.high)) / (self.high - self.low)
+            value = float(f"{value:.{min(17, 4 + int(math.log10(narrow)))}g}")
+        return min(max(value, self.low), self.high)
 
 
 class Variation:
