@@ -182,6 +182,7 @@ def test_ranges_that_are_none(text: str, message: str) -> None:
         ("--slo-ttft 1 --attainment 1.5", 2, "--attainment is 1.5"),
         ("--slo-ttft 1 --tolerance 0", 2, "--tolerance is 0"),
         ("--slo-ttft 1 --seeds 0", 2, "--seeds is 0"),
+        ("--slo-ttft 1 --seeds 1000000000", 2, "--seeds is 1000000000; it must be in 1..10000"),
         ("--slo-ttft 1 --vary window=0..4", 2, "--vary needs exactly one --policy"),
         ("--slo-ttft 1 --policy lanes --vary window=0..4 --trials 0", 2, "--trials is 0"),
         ("--slo-ttft 1 --at p50 --attainment 0.9", 2, "--at p50 and --attainment 0.9 are two objectives"),

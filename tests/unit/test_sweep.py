@@ -389,7 +389,7 @@ def test_a_policy_that_does_not_suit_the_deployment_is_refused_before_any_work(
         ("--rates 5,inf", 2, "--rates has inf; a rate must be a finite number of requests/s above 0"),
         ("--rates 5,0", 2, "--rates has 0; a rate must be a finite number"),
         ("--rates 5,5.0", 2, "--rates has 5 twice; give each rate once"),
-        ("--seeds 0", 2, "--seeds is 0; it must be at least 1"),
+        ("--seeds 0", 2, "--seeds is 0; it must be in 1..10000"),
         ("--jobs 0", 2, "--jobs is 0; it must be at least 1"),
         ("--policy fifo+queue-aware", 2, "is the same policy as 'fifo'"),
         ("--policy lane", 2, "no policy 'lane' (did you mean 'lanes'?)"),

@@ -25,7 +25,7 @@ from simmoe.commands.searching.ranges import Variation
 from simmoe.commands.searching.report import Found, print_table, write_report
 from simmoe.commands.searching.tuning import import_optuna, tune
 from simmoe.commands.sweep import DEFAULT_REQUESTS
-from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, build_once, parse_choices
+from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, build_once, check_seeds, parse_choices
 from simmoe.commands.sweeping.executor_options import executor_options, take_executor
 from simmoe.commands.sweeping.progress import open_progress
 from simmoe.commands.sweeping.sources import code_sources, digest, policy_sources
@@ -92,8 +92,7 @@ def search(
     executor = take_executor(options)
     deployment = resolve_deployment(take_deployment(options))
     spec = spec_from_options(deployment.config.k_max, **options)
-    if seeds < 1:
-        raise UsageError(f"--seeds is {seeds}; it must be at least 1 (5 or more for intervals worth having)")
+    check_seeds(seeds)
     if not 0.001 <= tolerance <= 0.5:
         raise UsageError(f"--tolerance is {tolerance:g}; it must be between 0.001 and 0.5")
     if trials < 1:

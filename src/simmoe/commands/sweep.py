@@ -19,7 +19,7 @@ from simmoe.commands.deployment_options import (
 )
 from simmoe.commands.notes import describe_caching, describe_profile, describe_trace
 from simmoe.commands.out_folder import refuse_empty
-from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, build_once, parse_choices
+from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, build_once, check_seeds, parse_choices
 from simmoe.commands.sweeping.executor import Executor
 from simmoe.commands.sweeping.executor_options import executor_options, take_executor
 from simmoe.commands.sweeping.progress import open_progress
@@ -63,8 +63,7 @@ def sweep(rates: str | None, policies: tuple[str, ...], seeds: int, out: str | N
     deployment = resolve_deployment(take_deployment(options))
     spec = spec_from_options(deployment.config.k_max, **options)
     choices = parse_choices(policies or DEFAULT_POLICIES)
-    if seeds < 1:
-        raise UsageError(f"--seeds is {seeds}; it must be at least 1 (5 or more for intervals worth having)")
+    check_seeds(seeds)
     build_once(choices, deployment)
     # One workload is built here so that a fault of the trace shows before any work, and workers inherit the file.
     source = build_workload(replace(spec, rate=1.0)).source

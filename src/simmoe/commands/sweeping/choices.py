@@ -15,6 +15,20 @@ DEFAULT_POLICIES = ("fixed-k", "fifo", "tiers", "lanes")
 BASELINE = "fifo"
 
 
+#: More seeds than this narrow no interval that matters.
+MOST_SEEDS = 10_000
+
+
+def check_seeds(seeds: int) -> None:
+    """Refuse a number of seeds that is out of range.
+
+    Raises:
+        UsageError: it is.
+    """
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UsageError(f"--seeds is {seeds}; it must be in 1..{MOST_SEEDS} (5 or more for intervals worth having)")
+
+
 def parse_choices(texts: Iterable[str]) -> dict[str, PolicyChoice]:
     """Parse policies, by the text they were given as; every name must mean another policy.
 
