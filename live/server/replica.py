@@ -74,11 +74,15 @@ class Replica:
         except OSError:
             return False
 
+    def look(self) -> None:
+        """Ask at once how it is: something of it was lost."""
+        self._wake.set()
+
     async def has_failed(self) -> bool:
         """Look now, since a request was lost; an engine that is not well gets no more while another is up."""
         if await self.is_well():
             return False
-        self._wake.set()
+        self.look()
         if self.state == "up":
             self._set("unresponsive", "a request was lost")
         return True

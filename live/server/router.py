@@ -211,6 +211,8 @@ class Router:
                 self._dispatcher.release(ticket)
             if outcome is Outcome.REFUSED:
                 exchange.pass_on()
+            elif outcome is Outcome.BROKEN:
+                replica.look()
             return str(outcome.value)
         retry_after_s = {"retry-after": str(RETRY_AFTER_S)}
         message = "no replica is up" if not self._dispatcher.up else f"{MAX_ATTEMPTS} replicas were lost one by one"

@@ -158,9 +158,7 @@ def _make_replicas(serving: Serving, sockets: Path, logs: Path) -> list[Replica]
 
 def _make_router(serving: Serving, replicas: Sequence[Replica]) -> Router:
     facts = next((replica.facts for replica in replicas if replica.facts), {})
-    k_max = facts.get("k_max", serving.k_max)
-    if k_max is None:
-        raise LiveError("the engines do not tell their largest budget; give --k-max")
+    k_max = _agreed_k_max(serving, replicas)
     dispatcher = Dispatcher(serving.choice, _context(serving, facts, k_max, len(replicas)))
     budgets = Budgets(k_max=k_max, default_k=facts.get("default_k", k_max))
     router = Router(replicas, dispatcher, budgets, serving.options, serving.on_policy_error)
@@ -180,6 +178,27 @@ def _make_router(serving: Serving, replicas: Sequence[Replica]) -> Router:
         replica.on_change = on_change
     dispatcher.set_up([replica.rank for replica in replicas if replica.state == "up"])
     return router
+
+
+def _agreed_k_max(serving: Serving, replicas: Sequence[Replica]) -> int:
+    """Return the largest budget that every engine takes.
+
+    Raises:
+        LiveError: none tells it and --k-max does not, or two of these differ.
+    """
+    told = {f"replica {replica.rank}": replica.facts["k_max"] for replica in replicas if replica.facts}
+    for replica in replicas:
+        if replica.state == "up" and not replica.facts:
+            log.warning("replica %d tells no budgets: it follows a request's only with simmoe inside", replica.rank)
+    if serving.k_max is not None:
+        told = {"--k-max": serving.k_max, **told}
+    if not told:
+        raise LiveError("the engines do not tell their largest budget; give --k-max")
+    (one, k_max), *others = told.items()
+    for other, its_k_max in others:
+        if its_k_max != k_max:
+            raise LiveError(f"the largest budget is {k_max} by {one}, {its_k_max} by {other}; serve one model")
+    return int(k_max)
 
 
 def _context(serving: Serving, facts: dict[str, Any], k_max: int, num_ranks: int) -> PolicyContext:
