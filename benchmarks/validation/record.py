@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
 import os
 import shlex
@@ -26,6 +27,7 @@ from simmoe.commands.notes import versions
 from simmoe.live.driving.engines import LocalEngines, running_engines
 from simmoe.live.driving.live_run import LiveResult, run_once
 from simmoe.live.driving.manifest import engine_manifest
+from simmoe.live.engine.transport import CONFIG_KEY
 from simmoe.live.measure.models import OLMOE_1B_7B, split_config, write_model
 from simmoe.live.server.launch import EngineLaunch, Graphs, read_k_max
 from simmoe.policies.registry import parse_policy
@@ -40,9 +42,13 @@ ENGINE = (
     *("--worker-cls", "simmoe.live.measure.worker.MeasuringWorker"),
     *("--max-model-len", str(MAX_MODEL_LEN)),
     *("--gpu-memory-utilization", "0.9"),
+    *("--moe-backend", "triton"),
     "--skip-tokenizer-init",
 )
 """As the profile was measured: weights of a trained scale, and a worker that times the device."""
+
+#: With vLLM's default sizes a bank takes eleven seconds to capture: fewer of them.
+DEFAULT_GRAPHS_KS = (8, 16, 24, 32)
 
 #: What a run takes beyond its arrivals: the last requests' decoding, the records, a breath.
 DRAIN_S = 12.0
@@ -77,7 +83,7 @@ def main() -> None:
             max_num_seqs=1024,
             max_num_batched_tokens=8192,
             record_steps=True,
-            further=arguments.engine or (*ENGINE, *(("--moe-backend", "triton") if _has_gpu() else ())),
+            further=arguments.engine or _engine(graphs),
         )
         launch.check_devices()
         asyncio.run(_record(launch, cells, arguments.out, deadline_s))
@@ -146,10 +152,12 @@ def _tried(cell: Cell, rate: float | None, seconds: float | None) -> Cell:
     return Cell(cell.name, cell.system, at, round(rate * seconds), cell.seed, cell.num_ranks)
 
 
-def _has_gpu() -> bool:
-    from simmoe.live.server.launch import visible_gpus
-
-    return bool(visible_gpus())
+def _engine(graphs: Graphs) -> tuple[str, ...]:
+    """Return the experiment's own arguments of vllm serve; the policy is hosted later, so none is named."""
+    if graphs == "keyed":
+        return ENGINE
+    budgets = {CONFIG_KEY: {"record_steps": True, "captured_ks": DEFAULT_GRAPHS_KS}}
+    return (*ENGINE, "--additional-config", json.dumps(budgets))
 
 
 if __name__ == "__main__":
