@@ -287,7 +287,9 @@ def test_the_shipped_recording_is_the_default_and_its_kinds_are_apart(capsys: py
         for row in map(json.loads, file):
             name = row.get("recording", name) if isinstance(row, dict) else name
             recorded += isinstance(row, list) and row[0] == "step" and name != CALIBRATION
-    assert 0.9 * recorded < numbers["prompts"] + numbers["decode"] <= recorded
+    steps = checked_steps(load_profile().table, [path]).steps
+    assert numbers == {kind: sum(s.steps == kind for s in steps) for kind in (WITH_PROMPTS, DECODE_ONLY)}
+    assert 3000 <= len(steps) <= recorded
 
 
 def test_without_a_recording_one_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,11 +67,12 @@ def show(name: str | None, sync: bool) -> None:
 def plot(name: str | None, out: Path, sync: bool) -> None:
     """Plot T against n and decode steps against batch, by k, and the share of the card's roofline they reach."""
     from simmoe.commands.profile_plot import plot_profile
+    from simmoe.commands.profile_view import are_ceilings
     from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile
 
     loaded = load_profile(name or DEFAULT_PROFILE)
     layer = layer_times_of(name or DEFAULT_PROFILE, loaded.table)
-    ceilings = (layer.matmul_flop_s, layer.copy_byte_s) if layer else None
+    ceilings = (layer.matmul_flop_s, layer.copy_byte_s) if layer and are_ceilings(layer) else None
     plot_profile(loaded, out, async_scheduling=not sync, ceilings=ceilings)
     click.echo(f"wrote {out}", err=True)
 
