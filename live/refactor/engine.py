@@ -40,7 +40,7 @@ class RefactorConfig:
     """Sub-experts dropped in the objective; None averages over 1..N-1."""
     gate_neurons: int = 4
     """r, gate neurons a sub-expert (CG)."""
-    allocation: str = "marginal"
+    allocation: str = "energy"
     """How CG shares a budget among ranked experts."""
     tokens_per_expert: int = 2048
     """Activations kept an expert."""

@@ -86,7 +86,7 @@ def main(model: Path) -> None:
     log = [json.loads(line) for line in (model / "training_log.jsonl").read_text().splitlines()]
     plot_training(log, model / "curves" / "training.png")
     curves = read_curves(model / "curves" / "quality.jsonl")
-    plot_quality(curves, model / "curves" / "quality.png", "sandwich-distilled", "marginal")
+    plot_quality(curves, model / "curves" / "quality.png", "sandwich-distilled", "energy")
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ def refactor() -> None:
               help="Factor an iteration, or 'spread': cool over all iterations down to 0.05.")  # fmt: skip
 @click.option("--gate-neurons", type=int, default=4, show_default=True, help="r, proxy neurons a sub-expert (complex).")
 @click.option(
-    "--allocation", type=click.Choice(["marginal", "energy", "front-loaded", "proportional"]),
-    default="marginal", show_default=True, help="How a budget is shared among the ranked experts (complex).",
+    "--allocation", type=click.Choice(["energy", "marginal", "front-loaded", "proportional"]),
+    default="energy", show_default=True, help="How a budget is shared among the ranked experts (complex).",
 )  # fmt: skip
 @_CALIBRATION_TOKENS
 @_TOKENS_PER_EXPERT
