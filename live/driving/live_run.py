@@ -159,7 +159,7 @@ def _result(
     manifest: dict[str, Any],
     is_interrupted: bool,
 ) -> LiveResult:
-    requests = request_columns(workload, lives, start_s)
+    requests = request_columns(workload, lives, start_s, keeper.steps)
     has_steps = any(keeper.steps.values())
     table = step_columns(keeper.steps, start_s, manifest.get("graph_tokens", 0))
     num_ranks = max((manifest["config"].get("num_ranks") or 1, *(rank + 1 for rank in keeper.facts)))
@@ -185,7 +185,7 @@ def _result(
         "clocks": {
             "arrival_s": "the sender's: when the request was due",
             "dispatched_s": "the front end's: when it had handed the request to the engine; of an endpoint, as sent",
-            "scheduled_s, steps": "the engine's; absent where it does not tell",
+            "scheduled_s, steps": "the engine's, the device's where its worker tells; absent where none does",
             "first_token_s, finished_s": "the front end's: when it had the token; of an endpoint, the client's",
             CLOCKS_FILE: "the same request's other times; all clocks of one machine are one monotonic clock",
         },

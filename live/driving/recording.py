@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,24 +22,32 @@ CLOCKS_FILE = "clocks.csv"
 _DTYPES: dict[str, Any] = {"string": object, "float64": np.float64, "int64": np.int64}
 
 
-def request_columns(workload: Workload, lives: Sequence[Life], start_s: float) -> Columns:
+def request_columns(
+    workload: Workload, lives: Sequence[Life], start_s: float, steps: Mapping[int, Sequence[StepRecord]]
+) -> Columns:
     """Return the table of requests.
 
     A request that did not finish has no finish time, and its output tokens are those that came. Its arrival is when it
-    was due, so that a late sender's lag is in its latency, not hidden.
+    was due, so that a late sender's lag is in its latency, not hidden. It is scheduled when the first step that
+    computes any of it begins, as in the simulator: asynchronous scheduling composes that step while another one runs.
 
     Args:
         workload: what was replayed.
         lives: what became of each request, in the same order.
         start_s: when the clock began.
+        steps: of each rank, in order; where there are none, a request is scheduled when its engine says so.
     """
+    begin_s = {rank: _StepStarts(records) for rank, records in steps.items() if records}
     columns: dict[str, list[Any]] = {name: [] for name in REQUEST_COLUMNS}
     for row, life in enumerate(lives):
         is_finished = life.status == "finished"
         columns["request_id"].append(workload.request_id[row])
         columns["arrival_s"].append(float(workload.arrival_s[row]))
         for name in _TIMES:
-            seconds = getattr(life, name) - start_s
+            time_s = getattr(life, name)
+            if name == "scheduled_s" and life.dp_rank in begin_s:
+                time_s = begin_s[life.dp_rank].of(time_s)
+            seconds = time_s - start_s
             columns[name].append(seconds if name != "finished_s" or is_finished else math.nan)
         columns["prompt_tokens"].append(int(workload.prompt_tokens[row]))
         columns["output_tokens"].append(life.output_tokens if is_finished else int(workload.output_tokens[row]))
@@ -78,10 +87,7 @@ def step_columns(steps: Mapping[int, Sequence[StepRecord]], start_s: float, grap
     """
     columns: dict[str, list[Any]] = {name: [] for name in STEP_COLUMNS}
     for rank in sorted(steps):
-        ended_s = -math.inf
-        for step in steps[rank]:
-            began_s = max(step.schedule_start_s, ended_s)
-            ended_s = step.output_s if step.device_end_s is None else step.device_end_s
+        for step, (began_s, ended_s) in zip(steps[rank], _spans(steps[rank]), strict=True):
             num_tokens = step.num_prefill_tokens + step.num_decode_seqs
             columns["dp_rank"].append(rank)
             columns["start_s"].append(began_s - start_s)
@@ -95,6 +101,28 @@ def step_columns(steps: Mapping[int, Sequence[StepRecord]], start_s: float, grap
             columns["num_running"].append(step.num_running)
             columns["mode"].append("graphs" if num_tokens <= graph_tokens else "eager")
     return {name: np.array(values, dtype=_DTYPES[STEP_COLUMNS[name]]) for name, values in columns.items()}
+
+
+def _spans(steps: Iterable[StepRecord]) -> Iterator[tuple[float, float]]:
+    """Yield when each step of a rank began and ended."""
+    ended_s = -math.inf
+    for step in steps:
+        began_s = max(step.schedule_start_s, ended_s)
+        ended_s = step.output_s if step.device_end_s is None else step.device_end_s
+        yield began_s, ended_s
+
+
+class _StepStarts:
+    """When the steps of a rank began, by when they were composed."""
+
+    def __init__(self, steps: Sequence[StepRecord]) -> None:
+        self._composed_s = [step.schedule_start_s for step in steps]
+        self._began_s = [began_s for began_s, _ in _spans(steps)]
+
+    def of(self, time_s: float) -> float:
+        """Return when the step that was being composed at ``time_s`` began; NaN if there was none."""
+        position = -1 if math.isnan(time_s) else bisect_right(self._composed_s, time_s) - 1
+        return self._began_s[position] if position >= 0 else math.nan
 
 
 def rank_totals(

@@ -142,7 +142,7 @@ def test_steps_do_not_overlap_and_every_slot_is_counted() -> None:
     assert table["routed_slots"].tolist() == [80, 24, 120]
     assert table["mode"].tolist() == ["graphs", "graphs", "eager"]
     lives = [Life(0, dp_rank=0, first_token_s=2.0, finished_s=3.0, status="finished", output_tokens=3), Life(1)]
-    requests = request_columns(workload([0.0, 1.0], prompt_tokens=20), lives, 1.0)
+    requests = request_columns(workload([0.0, 1.0], prompt_tokens=20), lives, 1.0, steps)
     check_columns(requests, REQUEST_COLUMNS, "requests")
     assert requests["first_token_s"][0] == 1.0
     assert math.isnan(requests["finished_s"][1])
@@ -150,6 +150,15 @@ def test_steps_do_not_overlap_and_every_slot_is_counted() -> None:
     assert totals[0]["busy_s"] == 1.5
     assert totals[0]["qos_slots"] == 46
     assert [rank["num_recomputed_tokens"] for rank in totals] == [0, 0]
+
+
+def test_a_request_is_scheduled_when_its_first_step_begins_not_when_that_is_composed() -> None:
+    steps = {0: [step(1.0, 2.0, decode=1), step(1.5, 2.5, prefill=20)]}
+    lives = [Life(0, dp_rank=0, scheduled_s=1.6, first_token_s=2.6, status="finished"), Life(1, dp_rank=0)]
+    for known, scheduled_s in ((steps, 2.0), ({}, 1.6)):
+        found = request_columns(workload([0.0, 1.0]), lives, 0.0, known)["scheduled_s"]
+        assert found[0] == scheduled_s
+        assert math.isnan(found[1])
 
 
 @contextmanager
