@@ -106,13 +106,14 @@ def _matmul_flop_s() -> float:
 
 
 def _copy_byte_s() -> float:
+    """By a kernel: a graph's own copies reached 2.6 TB/s where expert kernels reach 3.7."""
     import torch
 
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").fill_(1)
+    source = torch.ones(1 << 28, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
 
     def run() -> None:
         for _ in range(4):
-            target.copy_(source)
+            torch.bitwise_not(source, out=target)
 
-    return float(4 * 2 * source.numel() / _graph_s(run))
+    return float(4 * 2 * source.nbytes / _graph_s(run))
