@@ -23,7 +23,7 @@ from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES, Causes
 from simmoe.commands.counterfactual import find_causes
 from simmoe.commands.validate import simulate_like
-from simmoe.profiles.catalog import DEFAULT_PROFILE, Profile, load_profile
+from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 from simmoe.records import MANIFEST, RunRecord, read_record
 
 #: Largest error allowed, by load: up to 70% of saturation, and from there to 90%.
@@ -73,11 +73,11 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="folder for the pictures")
     parser.add_argument("--only", help="runs whose name starts so")
     arguments = parser.parse_args()
-    profiles = {"keyed": load_profile(arguments.profile)}
+    profiles = {"keyed": arguments.profile}
     if arguments.default_graphs_profile:
-        profiles["default-graphs"] = load_profile(arguments.default_graphs_profile)
+        profiles["default-graphs"] = arguments.default_graphs_profile
     runs = list(_compared(arguments.records, profiles, arguments.only or ""))
-    print(table(runs))
+    print(table(runs), cause_table(runs), sep="\n\n")
     if arguments.csv:
         _write_csv(arguments.csv, runs)
     if arguments.figures:
@@ -86,18 +86,20 @@ def main() -> None:
         draw_distributions(arguments.figures / "validation-distributions.png", online)
 
 
-def _compared(records: Path, profiles: dict[str, Profile], only: str) -> Iterable[Compared]:
+def _compared(records: Path, names: dict[str, str], only: str) -> Iterable[Compared]:
     burst, load = (read_record(records / "keyed" / cell.name) for cell in FRONT_END)
     front_end = front_end_times(burst, load)
     print(
         "front end, ms:", {name: round(1e3 * value, 4) for name, value in asdict(front_end).items() if "gress" in name}
     )
-    for experiment, profile in profiles.items():
+    for experiment, name in names.items():
+        profile = load_profile(name)
         for cell in EXPERIMENTS[experiment]:
             folder = records / experiment / cell.name
             if cell not in FRONT_END and cell.name.startswith(only) and (folder / MANIFEST).exists():
                 live = read_record(folder)
                 simulated, _ = simulate_like(live, profile, front_end)
+                simulated.manifest["profile"]["name"] = name
                 causes, ratios = find_causes(simulated, live, Pairing.of(simulated, live))
                 growth = magnification(live, simulated, profile, front_end)
                 apart = spread(live, profile, front_end)
@@ -112,26 +114,43 @@ def executed_k(record: RunRecord) -> float:
 
 
 def table(runs: Sequence[Compared]) -> str:
-    """Return the Markdown table of errors; a figure beyond its limit is in bold."""
-    head = ("run", "load", "requests", "TTFT mean", "p99", "TPOT mean", "requests/s", "k", "like steps", "x", *CAUSES)
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    """Return the Markdown table of simulated / live (error); a figure beyond its limit is in bold."""
+    head = ("run", "load", "mean TTFT, ms", "p99 TTFT, ms", "mean TPOT, ms", "requests/s", "executed k")
+    rows = []
     for run in runs:
-        ks = f"{executed_k(run.simulated):.1f} / {executed_k(run.live):.1f}"
         load = "burst" if run.offline else f"{run.cell.load:.0%}"
-        causes = (f"{1e3 * run.causes.ttft_s[cause]:+.1f}" for cause in CAUSES)
-        requests = str(len(run.live.requests["status"]))
-        cells = (
-            run.cell.name, load, requests, _shown(run, "ttft", "mean"), _shown(run, "ttft", "p99"),
-            _shown(run, "tpot", "mean"), _shown(run, "request_throughput", "rate"), ks,
-            f"{run.step_ratio - 1:+.1%}", f"{run.magnification['tpot']:.1f}", *causes,
-        )  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        ks = f"{executed_k(run.simulated):.1f} / {executed_k(run.live):.1f}"
+        shown = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("request_throughput", "rate"))
+        rows.append((run.cell.name, load, *(_shown(run, *what) for what in shown), ks))
+    return _markdown(head, rows)
+
+
+def cause_table(runs: Sequence[Compared]) -> str:
+    """Return the Markdown table of where the difference of mean TTFT comes from."""
+    head = ("run", "like steps, live", "TPOT grows by", "send lag", *CAUSES)
+    rows = [
+        (
+            run.cell.name,
+            f"{run.step_ratio - 1:+.1%}",
+            f"{run.magnification['tpot']:.1f}",
+            f"{1e3 * run.live.manifest['send_lag']['mean_s']:.2f}",
+            *(f"{1e3 * run.causes.ttft_s[cause]:+.1f}" for cause in CAUSES),
+        )
+        for run in runs
+    ]
+    return _markdown(head, rows)
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _shown(run: Compared, metric: str, statistic: str) -> str:
     found = next(d for d in differences(run.simulated, run.live) if d[:2] == (metric, statistic))
     scale, digits = (1.0, 2) if statistic == "rate" else (1e3, 1)
+    if math.isnan(found.second):
+        return f"{scale * found.first:.{digits}f} / not reported"
     apart = f" ± {run.spread[metric, statistic]:.1%}" if statistic == "p99" else ""
     text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+.1%}{apart})"
     counts = (statistic == "rate") == run.offline

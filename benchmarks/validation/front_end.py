@@ -10,17 +10,16 @@ from simmoe.simulator.config import FrontEndConfig
 
 FloatArray = npt.NDArray[np.float64]
 
-#: A step of an idle engine begins with its scheduling, a little before that says which requests are in it.
-_SCHEDULING_S = 1e-3
+_ROUNDING_S = 1e-6
 
 
 def front_end_times(burst: RunRecord, load: RunRecord) -> FrontEndConfig:
     """Return what a front end adds to what an engine takes.
 
     * The burst's requests leave their front end one by one: the median distance is the work on one.
-    * Under load, half the requests get from their arrival to the engine within ``ingress_s`` and that work.
+    * Under load, requests take ``ingress_s`` and that work on average from their arrival to the engine.
     * The time from the end of a step, on the device, to its first tokens' arrival at the client is a line in the step's
-      tokens, through the medians of the lower and of the upper half of the tokens (robust to steps held up).
+      tokens, through the means of the lower and of the upper half of the tokens.
 
     Args:
         burst: of requests that arrive at once at one rank.
@@ -28,10 +27,10 @@ def front_end_times(burst: RunRecord, load: RunRecord) -> FrontEndConfig:
     """
     service_s = float(np.median(np.diff(np.sort(burst.requests["dispatched_s"]))))
     requests = load.requests
-    ingress_s = float(np.median(requests["dispatched_s"] - requests["arrival_s"])) - service_s
+    ingress_s = float(np.mean(requests["dispatched_s"] - requests["arrival_s"])) - service_s
     tokens, egress_s = first_token_egress(load)
     few = tokens <= np.median(tokens)
-    centres = [(np.median(tokens[half]), np.median(egress_s[half])) for half in (few, ~few)]
+    centres = [(np.mean(tokens[half]), np.mean(egress_s[half])) for half in (few, ~few)]
     (few_tokens, few_s), (many_tokens, many_s) = centres
     per_token_s = max(0.0, float((many_s - few_s) / (many_tokens - few_tokens)))
     constant_s = max(0.0, float(few_s - per_token_s * few_tokens))
@@ -46,8 +45,7 @@ def front_end_times(burst: RunRecord, load: RunRecord) -> FrontEndConfig:
 def first_token_egress(record: RunRecord) -> tuple[FloatArray, FloatArray]:
     """Return, a request, the tokens of the step that made its first one, and the seconds from that step's end.
 
-    That step is the first with prompt tokens that began when the request was scheduled or after. (Of a prompt that was
-    cut it is a later one; medians do not mind the few.)
+    That step is the one the request was scheduled in; the plan's loads leave no prompt cut.
     """
     steps, requests = record.steps, record.requests
     assert steps is not None
@@ -56,7 +54,7 @@ def first_token_egress(record: RunRecord) -> tuple[FloatArray, FloatArray]:
         prefill = (steps["dp_rank"] == rank) & (steps["num_prefill_tokens"] > 0)
         starts_s = steps["start_s"][prefill]
         mine = requests["dp_rank"] == rank
-        step = np.searchsorted(starts_s, requests["scheduled_s"][mine] - _SCHEDULING_S)
+        step = np.searchsorted(starts_s, requests["scheduled_s"][mine] - _ROUNDING_S)
         tokens.append(steps["num_decode_tokens"][prefill][step].astype(np.float64) + 1)
         egress_s.append(requests["first_token_s"][mine] - (starts_s + steps["duration_s"][prefill])[step])
     return np.concatenate(tokens), np.concatenate(egress_s)
