@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from simmoe.live.engine import plugin
-from tests.live.tiny import TINY_OLMOE
+from tests.live.tiny import TINY_DEEPSEEK_V2, TINY_OLMOE, TINY_QWEN3_MOE, split
 
 pytestmark = [
     pytest.mark.live,
@@ -72,34 +73,46 @@ def scheduler_of(llm: Any) -> Any:
 BUDGETS = {"scheduler_cls": "simmoe.live.engine.scheduler.BudgetScheduler"}
 
 
+MODELS = {"olmoe": TINY_OLMOE, "qwen3_moe": TINY_QWEN3_MOE, "deepseek_v2": TINY_DEEPSEEK_V2}
+
+
+@pytest.fixture(scope="module", params=[f"{name}{kind}" for name in MODELS for kind in ("", "-split")])
+def fixed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[int, list[np.ndarray]]]:
+    """A model's folder, and the logits of unmodified engines whose configuration says k, by k."""
+    name, _, kind = request.param.partition("-")
+    config = split(MODELS[name]) if kind else MODELS[name]
+    k_max = config["num_experts_per_tok"]
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for k in (1, 3, k_max):
+            folder = tmp_path_factory.mktemp(f"k{k}")
+            (folder / "config.json").write_text(json.dumps({**config, "num_experts_per_tok": k}))
+            with engine(folder, patch, enforce_eager=True) as llm:
+                found[k] = logits(llm, (None, None))
+    # the oracle tells one k from another, at the prompt's end and at every decode step
+    for k, other in pairwise(found):
+        for mine, theirs in zip(found[k], found[other], strict=True):
+            assert (np.abs(mine - theirs).max(axis=1) > 0.02).all(), (k, other)
+    return folder, found
+
+
 @pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 def test_the_k_asked_is_the_k_that_runs(
-    model: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, eager: bool
+    fixed: tuple[Path, dict[int, list[np.ndarray]]], monkeypatch: pytest.MonkeyPatch, eager: bool
 ) -> None:
-    """Against unmodified engines whose configuration says that k."""
-    ks = (1, 3, 8)
-    with engine(model, monkeypatch, enforce_eager=eager, **BUDGETS) as llm:
+    folder, expected = fixed
+    with engine(folder, monkeypatch, enforce_eager=eager, **BUDGETS) as llm:
         # there and back, so that a k left behind by the step before would show
-        asked = {k: logits(llm, (k, k)) for k in (*ks, 3, 1)}
+        asked = [(k, logits(llm, (k, k))) for k in (*expected, 3, 1)]
         mixed = logits(llm, (1, 3), output_tokens=1)
         unnamed = logits(llm, (None, None))
-    fixed = {}
-    for k in ks:
-        folder = tmp_path_factory.mktemp(f"k{k}")
-        (folder / "config.json").write_text(json.dumps({**TINY_OLMOE, "num_experts_per_tok": k}))
-        with engine(folder, monkeypatch, enforce_eager=True) as llm:
-            fixed[k] = logits(llm, (None, None))
-    for k in ks:
-        for mine, theirs in zip(asked[k], fixed[k], strict=True):
+    for k, answers in (*asked, (max(expected), unnamed)):
+        for mine, theirs in zip(answers, expected[k], strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-3)
-    # the oracle tells one k from another, at the prompt's end and at every decode step
-    for k, other in ((1, 3), (3, 8)):
-        for mine, theirs in zip(fixed[k], fixed[other], strict=True):
-            assert (np.abs(mine - theirs).max(axis=1) > 0.05).all()
-    for mine, theirs in zip(mixed, fixed[3], strict=True):
+    for mine, theirs in zip(mixed, expected[3], strict=True):
         np.testing.assert_allclose(mine[0], theirs[0], rtol=1e-3, atol=1e-3)
-    for mine, theirs in zip(unnamed, fixed[8], strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-3)
 
 
 def test_records_say_what_each_step_was(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
