@@ -81,15 +81,25 @@ def split_alias(model: str) -> tuple[str, str | None]:
     return (name, budget) if mark and name else (model, None)
 
 
+def alias_budget(text: str, budgets: Budgets) -> int | str:
+    """Return the budget that an alias names, or the text itself where it is no number of a budget's length."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(budgets.k_max))
+    return int(text) if is_number else text
+
+
 def _take_budget(data: dict[str, Any], budgets: Budgets) -> tuple[int, bool]:
     """Return the request's budget and whether an alias named it, which is then rewritten in place."""
+    if K_ARG in data:
+        raise BadRequest(f"{K_ARG} is a field of vllm_xargs, not of the request itself", K_ARG)
     xargs = data.get("vllm_xargs")
-    named = xargs.get(K_ARG) if isinstance(xargs, dict) else None
+    if not isinstance(xargs, dict | None):
+        raise BadRequest(f"vllm_xargs is a {type(xargs).__name__}; it must be an object", "vllm_xargs")
+    named = xargs.get(K_ARG) if xargs else None
     model = data.get("model")
     name, text = split_alias(model) if isinstance(model, str) else ("", None)
     if text is None:
         return (budgets.default_k if named is None else _check(named, budgets, "vllm_xargs")), False
-    k = _check(int(text) if text.isascii() and text.isdigit() else text, budgets, "model")
+    k = _check(alias_budget(text, budgets), budgets, "model")
     if named is not None and named != k:
         raise BadRequest(f"model '{model}' and vllm_xargs.{K_ARG} {named!r} contradict each other; give one", "model")
     data["model"] = name

@@ -10,11 +10,12 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from simmoe.errors import PolicyError
-from simmoe.live.server.budgets import ALIAS_MARK, BadRequest, Budgets, parse_request, split_alias
+from simmoe.live.server.budgets import ALIAS_MARK, BadRequest, Budgets, alias_budget, parse_request, split_alias
 from simmoe.live.server.client import ClientConnection, Request, error_body
 from simmoe.live.server.dispatch import Dispatcher
 from simmoe.live.server.exchange import Exchange, Outcome
@@ -98,10 +99,10 @@ class Router:
         if is_guarded and not self._is_authorised(request):
             client.respond(401, {"error": "Unauthorized"})
         elif request.path == STEPS_PATH and request.method == "POST":
-            self._start(self._answer_steps(client))
+            self._start(self._answer_steps(client), client)
         elif request.path in ROUTED_PATHS:
             if request.method == "POST":
-                self._start(self._complete(request, client))
+                self._start(self._complete(request, client), client)
             else:
                 client.respond(405, error_body(405, f"{request.path} takes POST, not {request.method}"))
         elif request.method != "GET":
@@ -111,17 +112,26 @@ class Router:
         elif request.path == "/metrics":
             client.respond(200, self._render_metrics(), content_type=CONTENT_TYPE)
         elif request.path == "/v1/models" or request.path.startswith("/v1/models/"):
-            self._start(self._answer_models(request, client))
+            self._start(self._answer_models(request, client), client)
         elif request.path.startswith("/replicas/") and request.path.endswith("/metrics"):
-            self._start(self._answer_replica_metrics(request, client))
+            self._start(self._answer_replica_metrics(request, client), client)
         else:
             client.respond(404, error_body(404, f"{request.path} is not served here"))
 
-    def _start(self, answer: asyncio._CoroutineLike[None]) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(answer)
+    def _start(self, answer: Coroutine[Any, Any, None], client: ClientConnection) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._answer(answer, client))
         self._tasks.add(task)
         self._is_quiet.clear()
         task.add_done_callback(self._ended)
+
+    async def _answer(self, answer: Coroutine[Any, Any, None], client: ClientConnection) -> None:
+        """Let no client wait for an answer that failed before it began."""
+        try:
+            await answer
+        except Exception:
+            log.exception("a request failed inside the router")
+            self.metrics.requests.labels("router error").inc()
+            client.abort()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -147,6 +157,12 @@ class Router:
             return
         if self._is_draining:
             self._refuse(client, 503, error_body(503, "the server is shutting down"), "turned away")
+            return
+        if parsed.num_sequences > self._options.max_inflight:
+            message = (
+                f"{parsed.num_sequences} sequences (prompts times n) are more than the {self._options.max_inflight} "
+            )
+            self._refuse(client, 400, error_body(400, message + "served at once; send fewer", "n"), "bad request")
             return
         if self._num_inflight + parsed.num_sequences > self._options.max_inflight:
             message = f"{self._num_inflight} requests are in flight of {self._options.max_inflight}; try again"
@@ -251,7 +267,7 @@ class Router:
                 return
             name, k = split_alias(wanted)
             found = [model for model in models if model["id"] == name]
-            if found and (k is None or (k.isdigit() and 1 <= int(k) <= self._budgets.k_max)):
+            if found and (k is None or alias_budget(k, self._budgets) in range(1, self._budgets.k_max + 1)):
                 client.respond(200, {**found[0], "id": wanted})
             else:
                 client.respond(404, error_body(404, f"no model '{wanted}'", "model"))
@@ -271,11 +287,12 @@ class Router:
     async def _answer_replica_metrics(self, request: Request, client: ClientConnection) -> None:
         """Pass an engine's own metrics on: a local engine listens on no port."""
         text = request.path.split("/")[2]
-        if not text.isdigit() or int(text) >= len(self._replicas):
+        replica = next((replica for replica in self._replicas if str(replica.rank) == text), None)
+        if replica is None:
             client.respond(404, error_body(404, f"no replica '{text}'; there are {len(self._replicas)}, from 0"))
             return
         try:
-            status, body = await fetch(self._replicas[int(text)].address, "/metrics", _FETCH_TIMEOUT_S)
+            status, body = await fetch(replica.address, "/metrics", _FETCH_TIMEOUT_S)
         except OSError as error:
             client.respond(503, error_body(503, f"replica {text} does not answer: {error}"))
             return

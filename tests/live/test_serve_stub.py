@@ -109,6 +109,11 @@ def test_what_no_engine_would_take_is_a_400_that_says_why(deployment: Deployment
         ({"vllm_xargs": {"simmoe_k": 2.5}}, "simmoe_k is 2.5; it must be an integer from 1 to 8"),
         ({"vllm_xargs": {"simmoe_k": True}}, "simmoe_k is True; it must be an integer from 1 to 8"),
         ({"model": "tiny:k=2", "vllm_xargs": {"simmoe_k": 3}}, "contradict each other"),
+        ({"model": f"tiny:k={'9' * 5000}"}, "it must be an integer from 1 to 8"),
+        ({"model": "tiny:k=2", "vllm_xargs": [1]}, "vllm_xargs is a list; it must be an object"),
+        ({"simmoe_k": 3}, "simmoe_k is a field of vllm_xargs"),
+        ({"n": 10**9}, "1000000000 sequences (prompts times n) are more than the 64 served at once"),
+        ({"prompt": [[1]] * 65}, "65 sequences"),
     ):
         status, answer, _ = deployment.complete(**fields)
         assert status == 400
@@ -126,6 +131,9 @@ def test_models_are_listed_with_their_aliases(deployment: Deployment) -> None:
     assert deployment.ask("GET", "/v1/models/tiny:k=4")[1]["id"] == "tiny:k=4"
     assert deployment.ask("GET", "/v1/models/tiny:k=9")[0] == 404
     assert deployment.ask("GET", "/v1/models/other")[0] == 404
+    assert deployment.ask("GET", f"/v1/models/tiny:k={'9' * 5000}")[0] == 404
+    for rank in ("2", "-1", "01", "9" * 5000):
+        assert deployment.ask("GET", f"/replicas/{rank}/metrics")[0] == 404
 
 
 def test_requests_on_one_connection_are_answered_in_their_order(deployment: Deployment) -> None:
