@@ -245,6 +245,47 @@ def test_aborted_requests_leave_nothing_behind(llm: Any) -> None:
     assert not len(scheduler.waiting) and not scheduler.views._recomputed
 
 
+@pytest.mark.parametrize("policy", ["fifo", "tiers"])
+def test_a_prompt_aborted_in_its_middle_frees_its_blocks(llm: Any, policy: str) -> None:
+    """Before its first step, and after each of the chunks it is cut into."""
+    scheduler = host(llm, policy)
+    for num_steps in range(5):
+        add(llm, "long", 7, prompt_tokens=300, reuse=False)
+        add(llm, "short", 2, prompt_tokens=10, reuse=False)
+        for _ in range(num_steps):
+            llm.llm_engine.step()
+        llm.llm_engine.abort_request(["long"])
+        assert "short" in {output.request_id for output in finish(llm)} or num_steps > 2
+        assert not scheduler.requests and not scheduler.request_ks and not len(scheduler.waiting)
+        assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 16
+
+
+def test_a_prompt_longer_than_the_model_takes_is_refused(llm: Any) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    scheduler = host(llm, "tiers")
+    with pytest.raises((ValueError, VLLMValidationError), match="480"):
+        add(llm, "huge", 4, prompt_tokens=600)
+    assert not scheduler.requests and not scheduler.request_ks
+    add(llm, "good", 4, prompt_tokens=470)
+    assert [output.request_id for output in finish(llm)] == ["good"]
+
+
+def test_a_policy_s_file_is_read_anew_each_time_it_is_hosted(llm: Any, tmp_path: Path) -> None:
+    ks = []
+    for floor in (3, 6):
+        path = tmp_path / "mine.py"
+        path.write_text(
+            "from simmoe.policies.protocols import ADMIT_ALL\n"
+            f"class Mine:\n    k_floor = {floor}\n    def plan(self, view, /):\n        return ADMIT_ALL\n"
+        )
+        scheduler = host(llm, f"{path}:Mine")
+        add(llm, "r", 1)
+        finish(llm)
+        ks.append({step.k_exec for step in scheduler.drain_steps()})
+    assert ks == [{3}, {6}]
+
+
 def test_the_prefix_cache_is_salted_by_k(llm: Any) -> None:
     host(llm, "fifo")
     cached = []
