@@ -63,6 +63,8 @@ def parse_request(body: bytes, budgets: Budgets) -> ParsedRequest:
     if not isinstance(data, dict):
         raise BadRequest("the request's body is not a JSON object", "body")
     k, is_alias = _take_budget(data, budgets)
+    if data.get("use_beam_search") and k != budgets.default_k:
+        raise BadRequest(f"vLLM's beam search runs at {budgets.default_k}, whatever {K_ARG} says", "use_beam_search")
     if is_alias:
         body = json.dumps(data).encode()
     num_prompts, num_tokens = _size_prompt(data)

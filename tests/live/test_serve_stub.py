@@ -111,6 +111,7 @@ def test_what_no_engine_would_take_is_a_400_that_says_why(deployment: Deployment
         ({"model": "tiny:k=2", "vllm_xargs": {"simmoe_k": 3}}, "contradict each other"),
         ({"model": f"tiny:k={'9' * 5000}"}, "it must be an integer from 1 to 8"),
         ({"model": "tiny:k=2", "vllm_xargs": [1]}, "vllm_xargs is a list; it must be an object"),
+        ({"model": "tiny:k=2", "use_beam_search": True}, "beam search runs at 8"),
         ({"simmoe_k": 3}, "simmoe_k is a field of vllm_xargs"),
         ({"n": 10**9}, "1000000000 sequences (prompts times n) are more than the 64 served at once"),
         ({"prompt": [[1]] * 65}, "65 sequences"),
