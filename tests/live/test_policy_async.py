@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simmoe.errors import PolicyError
 from simmoe.live.engine.decisions import Recording
 from simmoe.policies.registry import parse_policy
 from simmoe.policies.views import RequestView
@@ -185,3 +186,19 @@ def test_an_abort_with_two_steps_in_flight_leaves_nothing(llm: Any) -> None:
     assert done == {f"r{i}" for i in range(2, 8)}
     assert not scheduler.requests and not scheduler.request_ks and not scheduler.running and not len(scheduler.waiting)
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 16
+
+
+def test_a_policy_that_fails_loses_no_token_in_flight(llm: Any, tmp_path: Path) -> None:
+    folder = Path(llm.llm_engine.vllm_config.model_config.model)
+    scheduler = host(llm, f"{folder}/faulty.py:Faulty", evidence=str(tmp_path))
+    add(llm, "before", 3, output_tokens=30)
+    for _ in range(3):
+        llm.llm_engine.step()
+    add(llm, "bad", 7)
+    with pytest.raises(PolicyError, match="seven is too many"):
+        finish(llm)
+    llm.llm_engine.abort_request(["bad"])
+    add(llm, "after", 2)
+    tokens = {output.request_id: len(output.outputs[0].token_ids) for output in finish(llm)}
+    assert tokens == {"before": 30, "after": 8}
+    assert not scheduler.requests
