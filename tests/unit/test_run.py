@@ -108,7 +108,8 @@ def test_options_reach_the_engine(command: list[str], tmp_path: Path) -> None:
         True,
     )
     assert engine["async_scheduling"] is False
-    assert front_end == {"publish_interval_s": 0.0, "num_front_ends": 2, "ingress_s": 0.5, "egress_s": 0.25}
+    given = {"publish_interval_s": 0.0, "num_front_ends": 2, "ingress_s": 0.5, "egress_s": 0.25}
+    assert front_end.items() >= given.items()
     assert manifest["seed"] == 3 and manifest["policy"]["given"].startswith("tiers+")
 
 
