@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.evidence import TRUST, TRUST_SURE, Evidence, runs_at
+from simmoe.profiles.evidence import TRUST_SURE, Evidence, runs_at
 from simmoe.profiles.monotone import monotone_grid
 from simmoe.profiles.regression import fit_cells
 from simmoe.profiles.samples import Sample
@@ -20,6 +21,10 @@ CellKey = tuple[int, int]
 
 #: Terms and grid are fitted in turn, so often.
 ROUNDS = 8
+
+#: A cell is the mean of its steps within this much of the least bound on it: repeated measurements of a step that
+#: nothing held up lie that near to each other.
+CELL_TRUST = 1.04
 
 
 class DeviceFit(NamedTuple):
@@ -50,15 +55,18 @@ def fit_device(
     """
 
     def key(s: Sample) -> CellKey:
-        return runs_at(captured, s.shape.num_tokens), s.k
+        return s.shape.num_tokens, s.k
 
     kind, steps, hidden, sure = evidence
     if not sure:
         what = "is clearly longer than the host's share" if steps else "was measured under the step clock"
         raise ProfileError(f"no {kind} step {what}: measure more sizes, up to the largest")
-    rows = [*steps, *hidden]
+    everything = [*steps, *hidden]
+    rows = [s for s in everything if runs_at(captured, key(s)[0]) == key(s)[0]]
     sizes, ks = sorted({key(s)[0] for s in rows}), sorted({s.k for s in rows})
     at = {(size, k): (i, j) for i, size in enumerate(sizes) for j, k in enumerate(ks)}
+    # a step between captured sizes takes no less than the size below it does
+    below = {s: at.get((sizes[bisect_right(sizes, key(s)[0]) - 1], s.k)) for s in everything if key(s)[0] >= sizes[0]}
     ceiling = np.full((len(sizes), len(ks)), np.inf)
     if above is not None:
         for size, cells_above in zip(above.sizes, above.cells, strict=True):
@@ -66,27 +74,22 @@ def fit_device(
                 if (size, k) in at:
                     ceiling[at[size, k]] = cell_above.device_s
 
-    surely = set(evidence.sure)
     for _ in range(ROUNDS):
         values = fit_cells([key(s) for s in sure], [terms(s) for s in sure], [s.median_s for s in sure]).values
-        left = [max(s.median_s - float(np.dot(terms(s), values)), 1e-6) for s in rows]
+        left = {s: max(s.median_s - float(np.dot(terms(s), values)), 1e-6) for s in everything}
         limits = ceiling.copy()
-        for s, seconds in zip(rows, left, strict=True):
-            limits[at[key(s)]] = min(limits[at[key(s)]], seconds)
+        for s, where in below.items():
+            if where is not None:
+                limits[where] = min(limits[where], left[s])
         limits = np.minimum.accumulate(np.minimum.accumulate(limits[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
-        trusted = [
-            (s, t)
-            for s, t in zip(rows, left, strict=True)
-            if t <= (TRUST_SURE if s in surely else TRUST) * limits[at[key(s)]]
-        ]
-        kept = {s for s, _ in trusted}
-        sure = [s for s in evidence.sure if s in kept]
+        sure = [s for s in evidence.sure if key(s) not in at or left[s] <= TRUST_SURE * limits[at[key(s)]]]
     if not np.isfinite(limits).all():
         raise ProfileError(f"{kind} steps were not measured at the largest size {sizes[-1]} and the largest k {ks[-1]}")
 
     members: dict[CellKey, list[tuple[Sample, float]]] = {}
-    for s, seconds in trusted:
-        members.setdefault(key(s), []).append((s, seconds))
+    trusted = [s for s in rows if left[s] <= CELL_TRUST * limits[at[key(s)]]]
+    for s in trusted:
+        members.setdefault(key(s), []).append((s, left[s]))
     cells = limits.copy()
     for where, found in members.items():
         weights = [s.median_s**-2.0 for s, _ in found]

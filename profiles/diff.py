@@ -94,6 +94,9 @@ def _diff_grids(a: GridTable, b: GridTable) -> GridDiff:
 def _terms(table: StepTable) -> Iterator[tuple[str, float]]:
     for name, value in table.attention._asdict().items():
         yield f"attention {name}", value
+    for kind, knots in table.real_share._asdict().items():
+        for size, value in knots:
+            yield f"real_share of {kind} at {size:,}", value
     for num_seqs, value in table.decode_kv:
         yield f"decode_kv per_kv_token_s at {num_seqs:,} sequences", value
     for path in PATHS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,8 +12,9 @@ from simmoe.profiles.regression import fit_cells
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.table import PATHS, HostShare
 
-#: A step this much longer than the host clock's share was bound by the device.
-DEVICE_BOUND = 1.3
+#: A step this much longer than the host's own time in the same pass, or than the host clock's share where that was not
+#: measured, was bound by the device.
+DEVICE_BOUND, DEVICE_BOUND_BY_SHARE = 1.15, 1.3
 
 #: A step at most this much longer than the least bound on its device time was not held up by the host: one surely bound
 #: by the device, or any other. While the host launches a step it sees the output of the one before late, so that one
@@ -32,9 +34,40 @@ class Evidence(NamedTuple):
     """Steps surely bound by the device."""
 
 
+def device_bound(
+    samples: Sequence[Sample], clock: Mapping[str, HostShare], captured: Sequence[int]
+) -> list[tuple[Sample, bool]]:
+    """Return the step-clock samples, each with whether it was surely bound by the device.
+
+    Args:
+        samples: of every clock. A point's rows are in the order of their passes, so the host row that belongs to a step
+            row is the one that came as often before.
+        clock: the host clock's share by launch path, for steps whose host time was not measured.
+        captured: sizes graphs were captured at, ascending.
+    """
+    seen: Counter[tuple[object, ...]] = Counter()
+    hosts: dict[tuple[object, ...], float] = {}
+    steps: list[tuple[tuple[object, ...], Sample]] = []
+    for s in samples:
+        place = (*s.key, seen[s.key])
+        seen[s.key] += 1
+        if s.clock == "host":
+            hosts[s.shape, s.mode, place[-1]] = s.median_s
+        elif s.clock == "step":
+            steps.append(((s.shape, s.mode, place[-1]), s))
+
+    def bound(place: tuple[object, ...], s: Sample) -> bool:
+        own_s = hosts.get(place)
+        if own_s is None:
+            return s.median_s > DEVICE_BOUND_BY_SHARE * host_s(clock, s, captured)
+        return s.median_s > DEVICE_BOUND * own_s
+
+    return [(s, bound(place, s)) for place, s in steps]
+
+
 def gather(
     kind: str,
-    steps: Sequence[Sample],
+    steps: Sequence[tuple[Sample, bool]],
     device: Sequence[Sample],
     clock: Mapping[str, HostShare],
     captured: Sequence[int],
@@ -43,14 +76,14 @@ def gather(
 
     Args:
         kind: 'prefill', 'decode' or 'mixed'.
-        steps: step-clock samples of every kind.
+        steps: step-clock samples of every kind, with whether the device surely bound them.
         device: device-clock samples of every kind.
         clock: the host clock's share by launch path.
         captured: sizes graphs were captured at, ascending.
     """
-    mine = [s for s in steps if s.kind == kind]
+    mine = [s for s, _ in steps if s.kind == kind]
     hidden = [s for s in device if s.kind == kind and s.median_s < host_s(clock, s, captured)]
-    sure = [s for s in mine if s.median_s > DEVICE_BOUND * host_s(clock, s, captured)]
+    sure = [s for s, bound in steps if bound and s.kind == kind]
     return Evidence(kind, mine, hidden, sure)
 
 

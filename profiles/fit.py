@@ -16,7 +16,7 @@ Without step-clock samples, the device clock's take their place. Samples marked 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from simmoe.errors import ProfileError
 from simmoe.profiles.device_grid import context_knots, fit_device, slope_ramps
 from simmoe.profiles.evidence import (
     Evidence,
+    device_bound,
     gather,
     host_clock,
     launch_path,
@@ -32,15 +33,13 @@ from simmoe.profiles.evidence import (
     not_held_up,
     num_seqs,
 )
-from simmoe.profiles.regression import FloatArray
+from simmoe.profiles.regression import FloatArray, least_absolute
 from simmoe.profiles.residuals import Predictor, Residual, residuals
 from simmoe.profiles.samples import Sample, SampleHeader
+from simmoe.profiles.serving_terms import with_decode_share, with_prefill_terms, with_serving_contexts
 from simmoe.profiles.table import PATHS, Attention, HostShare, StepTable
 
 Run = tuple[SampleHeader, Sequence[Sample]]
-
-#: Mixed steps must have been measured at contexts this many times apart to tell KV tokens from sequences.
-CONTEXTS_APART = 4.0
 
 #: Header fields in which runs fitted together must agree: they decide what a step computes and how.
 _SHARED = (
@@ -81,9 +80,14 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
         raise ProfileError("no samples under the host clock: steps bound by the host cannot be told from others")
     clock = host_clock(clocked, captured)
     device = [sample for head, sample in used if sample.clock == "device" and head.async_scheduling]
-    steps = [sample for head, sample in used if sample.clock == "step" and head.async_scheduling] or device
+    rows = [sample for head, sample in used if head.async_scheduling]
+    if not any(sample.clock == "step" for sample in rows):
+        rows = [*clocked, *(replace(sample, clock="step") for sample in device)]
+    bound = device_bound(rows, clock, captured)
+    steps = [sample for sample, _ in bound]
     # what ran without its graphs tells the host's share, and of the device nothing that steps with graphs do not
-    with_graphs, device = ([s for s in rows if not left_graphs_aside(s, captured)] for rows in (steps, device))
+    device = [s for s in device if not left_graphs_aside(s, captured)]
+    with_graphs = [(s, by_device) for s, by_device in bound if not left_graphs_aside(s, captured)]
 
     def of(kind: str) -> Evidence:
         return gather(kind, with_graphs, device, clock, captured)
@@ -116,8 +120,14 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
         host={path: HostShare(0.0, 0.0) for path in paths},
         provenance={},
     )
-    table = replace(table, attention=_mixed_terms(table, not_held_up(of("mixed"))))
-    serving = [sample for sample in recorded if not sample.held_out]
+    calibration = device_bound([sample for sample in recorded if not sample.held_out], clock, captured)
+    serving = [sample for sample, _ in calibration]
+    serving_bound = [sample for sample, by_device in calibration if by_device]
+    mixed = [*not_held_up(of("mixed")), *(s for s in serving_bound if s.kind == "mixed")]
+    table = with_prefill_terms(table, prefills.sure, mixed)
+    served = [s for s in serving_bound if s.kind == "decode"]
+    table = with_serving_contexts(with_decode_share(table, decodes.sure), served)
+    table = with_decode_share(table, [*decodes.sure, *served])
     table = replace(table, host=_host_shares(table, [*steps, *serving], clock))
     facts = {
         "steps": len(steps),
@@ -160,40 +170,6 @@ def _shared_header(runs: Sequence[Run]) -> SampleHeader:
     return first
 
 
-def _mixed_terms(table: StepTable, sure: Sequence[Sample]) -> Attention:
-    """Return the attention terms with those of a mixed step, which explain its steps best (least absolute error).
-
-    A KV token is read once whether or not prompt tokens are beside it: where the contexts measured are too alike to
-    tell KV tokens from sequences, it costs what it costs a decode-only step.
-    """
-    if not sure:
-        return table.attention._replace(mixed_kv_token_s=table.decode_kv[-1][1])
-    hostless = Predictor(table, async_scheduling=True)
-    seqs = np.array([s.num_decode_seqs for s in sure], dtype=np.float64)
-    kv_tokens = np.array([s.decode_kv_tokens for s in sure], dtype=np.float64)
-    all_prompt = [
-        s.shape._replace(num_prefill_tokens=s.shape.num_tokens, num_decode_seqs=0, decode_kv_tokens=0) for s in sure
-    ]
-    rest = np.array([hostless.device_s(shape) for shape in all_prompt])
-    decodes_alone = [s.shape._replace(num_prefill_tokens=0, num_prefill_seqs=0, prefill_kv_pairs=0) for s in sure]
-    floor = np.array([hostless.device_s(shape) for shape in decodes_alone])
-    measured = np.array([s.median_s for s in sure])
-
-    decode_rate_s = table.decode_kv[-1][1]
-    contexts = kv_tokens / seqs
-    told_apart = contexts.max() >= CONTEXTS_APART * contexts.min()
-
-    def predicted(values: FloatArray) -> FloatArray:
-        rate_s = values[1] if told_apart else decode_rate_s
-        steps: FloatArray = np.maximum(floor, rest + values[0] * seqs + rate_s * kv_tokens)
-        return steps
-
-    start = np.array([1e-5, decode_rate_s]) if told_apart else np.array([1e-5])
-    values = _least_absolute(predicted, measured, start)
-    rate_s = values[1] if told_apart else decode_rate_s
-    return table.attention._replace(mixed_seq_s=float(values[0]), mixed_kv_token_s=float(rate_s))
-
-
 def _host_shares(table: StepTable, steps: Sequence[Sample], clock: Mapping[str, HostShare]) -> dict[str, HostShare]:
     """Return each launch path's share; a path never measured has that of the path before."""
     hostless = Predictor(table, async_scheduling=True)
@@ -211,35 +187,7 @@ def _host_shares(table: StepTable, steps: Sequence[Sample], clock: Mapping[str, 
                 return steps
 
             start = np.maximum(clock[path], 1e-6)
-            base_s, per_seq_s = _least_absolute(predicted, measured, start).tolist()
+            base_s, per_seq_s = least_absolute(predicted, measured, start).tolist()
             before = HostShare(max(base_s, before.base_s), max(per_seq_s, before.per_seq_s))
         shares[path] = before
     return shares
-
-
-def _least_absolute(
-    predicted: Callable[[FloatArray], FloatArray], measured: FloatArray, start: FloatArray
-) -> FloatArray:
-    """Return the non-negative values that minimise the sum of |log(predicted / measured)|.
-
-    The search starts at some multiples of a positive ``start``: where a term is far below the others, as a host's share
-    below the device's, nothing changes around it.
-    """
-    from scipy.optimize import minimize
-
-    def misfit(scaled: FloatArray) -> float:
-        return float(np.abs(np.log(predicted(np.abs(scaled) * start) / measured)).sum())
-
-    corners = np.ones((len(start) + 1, len(start)))
-    corners[1:] -= 0.5 * np.eye(len(start))
-    found = [
-        minimize(
-            misfit,
-            corners[0],
-            method="Nelder-Mead",
-            options={"initial_simplex": multiple * corners, "maxiter": 2000, "xatol": 1e-7, "fatol": 1e-9},
-        )
-        for multiple in (1.0, 2.0, 4.0)
-    ]
-    best = min(found, key=lambda result: float(result.fun))
-    return np.asarray(np.abs(best.x) * start, dtype=np.float64)

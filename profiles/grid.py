@@ -1,10 +1,11 @@
-"""Seconds on a (size, k) grid: a staircase where graphs were captured, straight lines between points, slopes beyond."""
+"""Seconds on a (size, k) grid: steps where graphs were captured, straight lines between points, slopes beyond."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
@@ -13,6 +14,8 @@ class _Row(NamedTuple):
 
     captured: list[float]
     """[num_captured] seconds at each captured size."""
+    saved: list[float]
+    """[num_captured] seconds each token fewer than the captured size saves, down to the captured size before."""
     seconds: list[float]
     """[num_sizes] seconds at each measured size."""
     slope_s: float
@@ -22,7 +25,8 @@ class _Row(NamedTuple):
 class Grid:
     """Seconds as a function of a size (tokens or sequences) and k.
 
-    A size up to the largest captured one costs what the next captured size costs, since graphs run padded. Above, and
+    A size up to the largest captured one runs padded to the next captured size, and costs what that does but for the
+    share that only real tokens cost. Above the captured sizes, and
     between measured points, the grid is linear; below its first size and first k it is flat. Beyond its last size it
     goes on at the slope of the last segment, and beyond its last k likewise; those slopes never fall as the other
     coordinate grows (as for a step bound by arithmetic, whose cost is a product of both), so the grid stays monotone.
@@ -32,10 +36,17 @@ class Grid:
         ks: [num_ks] ascending.
         seconds: [num_sizes][num_ks] non-decreasing along both.
         captured: [num_captured] ascending sizes graphs were captured at; may be empty.
+        real_share: (captured size, share of what it costs above the one before that real tokens cost) rows, each share
+            in 0..1; linear between rows, flat outside them.
     """
 
     def __init__(
-        self, sizes: Sequence[int], ks: Sequence[int], seconds: Sequence[Sequence[float]], captured: Sequence[int]
+        self,
+        sizes: Sequence[int],
+        ks: Sequence[int],
+        seconds: Sequence[Sequence[float]],
+        captured: Sequence[int],
+        real_share: Sequence[tuple[int, float]] = ((1, 0.0),),
     ) -> None:
         self.sizes = list(sizes)
         self.ks = list(ks)
@@ -45,6 +56,7 @@ class Grid:
         self._columns = [[float(row[j]) for row in seconds] for j in range(len(self.ks))]
         self._size_slopes = list(accumulate((_last_slope(self.sizes, c) for c in self._columns), max))
         self._k_slopes = list(accumulate((_last_slope(self.ks, row) for row in seconds), max))
+        self._shares = [interpolated(real_share, size) for size in self.captured]
         self._rows: dict[int, _Row] = {}
         # Sizes in first_size..last_size run at a size within the measured ones.
         first, last = self.sizes[0], self.sizes[-1]
@@ -62,7 +74,8 @@ class Grid:
         if row is None:
             row = self._rows[k] = self._row(k)
         if size <= self.largest_captured:
-            return row.captured[bisect_left(self.captured, size)]
+            i = bisect_left(self.captured, size)
+            return row.captured[i] - row.saved[i] * (self.captured[i] - size)
         return self._between(size, row.seconds, row.slope_s)
 
     def runs_at(self, size: int) -> int:
@@ -90,7 +103,11 @@ class Grid:
             share = (k - ks[j - 1]) / (ks[j] - ks[j - 1])
             seconds = [low + (high - low) * share for low, high in zip(columns[j - 1], columns[j], strict=True)]
             slope_s = self._size_slopes[j - 1] + (self._size_slopes[j] - self._size_slopes[j - 1]) * share
-        return _Row([self._between(size, seconds, slope_s) for size in self.captured], seconds, slope_s)
+        at = [self._between(size, seconds, slope_s) for size in self.captured]
+        saved = [0.0, *(high - low for low, high in pairwise(at))][: len(at)]
+        widths = [1, *(high - low for low, high in pairwise(self.captured))]
+        saved = [share * s / width for share, s, width in zip(self._shares, saved, widths, strict=False)]
+        return _Row(at, saved, seconds, slope_s)
 
     def _between(self, size: int, seconds: list[float], slope_s: float) -> float:
         sizes = self.sizes
@@ -101,6 +118,18 @@ class Grid:
             return seconds[0]
         low, high = seconds[i - 1], seconds[i]
         return low + (high - low) * ((size - sizes[i - 1]) / (sizes[i] - sizes[i - 1]))
+
+
+def interpolated(rows: Sequence[tuple[int, float]], size: int) -> float:
+    """Return the value at a size of (size, value) rows: linear between them, flat outside."""
+    i = bisect_left(rows, (size, -math.inf))
+    if i == len(rows):
+        return rows[-1][1]
+    high_size, high = rows[i]
+    if i == 0 or high_size == size:
+        return high
+    low_size, low = rows[i - 1]
+    return low + (high - low) * ((size - low_size) / (high_size - low_size))
 
 
 def _last_slope(xs: Sequence[int], ys: Sequence[float]) -> float:

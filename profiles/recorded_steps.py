@@ -11,6 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,35 +43,26 @@ def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[i
     scheduling asynchronous, and nothing but the step itself decided when it ended. Ends are taken on the device where
     the recording has them (``device_end_s``), else when the host saw the output.
 
+    Of the calibration recording, the host's time to launch each step follows it as a row under the host clock, where it
+    was recorded: no less was the host's share of the step.
+
     Args:
         path: JSON lines, gzipped when the name ends in ``.gz``.
         captured_sizes: of the engine that was recorded, ascending.
     Raises:
         ProfileError: names the file, the line and what is wrong with it.
     """
-    return [step for _, step in read_recorded_loads(path, captured_sizes)]
+    rows: list[Sample] = []
+    for _, sample, launch_s in _busy_steps(path, captured_sizes):
+        rows.append(sample)
+        if launch_s and not sample.held_out:
+            rows.append(replace(sample, clock="host", median_s=launch_s, p10_s=launch_s, p90_s=launch_s))
+    return rows
 
 
 def read_recorded_loads(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[tuple[str, Sample]]:
     """Return the steps of :func:`read_recorded_steps`, each with the name of the recording it is of."""
-    name, source = os.fspath(path), Path(path)
-    try:
-        content = source.read_bytes()
-        text = (gzip.decompress(content) if source.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ProfileError(f"cannot read the recording '{name}': {error}") from None
-    largest = captured_sizes[-1] if captured_sizes else 0
-    samples: list[tuple[str, Sample]] = []
-    before: dict[str, Any] | None = None
-    for number, recording, step in _steps(text, name):
-        if step is not None and before is not None and step["start_s"] <= before["output_s"]:
-            try:
-                sample = _sample(step, _pace_s(before, step), largest, recording != CALIBRATION)
-            except ProfileError as error:
-                raise ProfileError(f"'{name}' line {number}: {error}") from None
-            samples.append((recording, sample))
-        before = step
-    return samples
+    return [(name, sample) for name, sample, _ in _busy_steps(path, captured_sizes)]
 
 
 def is_recording(path: str | os.PathLike[str]) -> bool:
@@ -81,6 +73,28 @@ def is_recording(path: str | os.PathLike[str]) -> bool:
             return bool(json.loads(file.readline()).get("format") == FORMAT)
     except (OSError, EOFError, ValueError, AttributeError, zlib.error):
         return False
+
+
+def _busy_steps(
+    path: str | os.PathLike[str], captured_sizes: Sequence[int]
+) -> Iterator[tuple[str, Sample, float | None]]:
+    """Yield the recording's name, the step and the seconds the host took to launch it, where it was recorded."""
+    name, source = os.fspath(path), Path(path)
+    try:
+        content = source.read_bytes()
+        text = (gzip.decompress(content) if source.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise ProfileError(f"cannot read the recording '{name}': {error}") from None
+    largest = captured_sizes[-1] if captured_sizes else 0
+    before: dict[str, Any] | None = None
+    for number, recording, step in _steps(text, name):
+        if step is not None and before is not None and step["start_s"] <= before["output_s"]:
+            try:
+                sample = _sample(step, _pace_s(before, step), largest, recording != CALIBRATION)
+            except ProfileError as error:
+                raise ProfileError(f"'{name}' line {number}: {error}") from None
+            yield recording, sample, step.get("launch_s")
+        before = step
 
 
 def _steps(text: str, name: str) -> Iterator[tuple[int, str, dict[str, Any] | None]]:

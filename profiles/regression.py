@@ -1,8 +1,8 @@
-"""Least squares in relative error: one free value a cell, plus terms that no cell may make negative."""
+"""Regression in relative error: cells with terms beside them by least squares, a few terms by least absolute error."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -54,3 +54,58 @@ def fit_cells(keys: Sequence[Key], terms: npt.ArrayLike, seconds: npt.ArrayLike)
         values[varies] = nnls(matrix / size, (y - cell_means(y)[cell]) / y)[0] / size / scale[varies]
     cells = cell_means(y - x @ values)
     return CellFit(dict(zip(names, cells.tolist(), strict=True)), values)
+
+
+def least_absolute(
+    predicted: Callable[[FloatArray], FloatArray], measured: FloatArray, start: FloatArray
+) -> FloatArray:
+    """Return the non-negative values that minimise the sum of |log(predicted / measured)|.
+
+    The search starts at some multiples of a positive ``start``: where a term is far below the others, as a host's share
+    below the device's, nothing changes around it.
+    """
+    from scipy.optimize import minimize
+
+    def misfit(scaled: FloatArray) -> float:
+        return float(np.abs(np.log(predicted(np.abs(scaled) * start) / measured)).sum())
+
+    corners = np.ones((len(start) + 1, len(start)))
+    corners[1:] -= 0.5 * np.eye(len(start))
+    found = [
+        minimize(
+            misfit,
+            corners[0],
+            method="Nelder-Mead",
+            options={"initial_simplex": multiple * corners, "maxiter": 2000, "xatol": 1e-7, "fatol": 1e-9},
+        )
+        for multiple in (1.0, 2.0, 4.0)
+    ]
+    best = min(found, key=lambda result: float(result.fun))
+    return np.asarray(np.abs(best.x) * start, dtype=np.float64)
+
+
+def least_absolute_terms(
+    terms: npt.ArrayLike, rest: npt.ArrayLike, seconds: npt.ArrayLike, limits: Sequence[float | None]
+) -> FloatArray:
+    """Return the values that minimise the sum of |(rest + terms . values) / seconds - 1|, exactly.
+
+    Args:
+        terms: [num_rows, num_terms] what multiplies the values.
+        rest: [num_rows] seconds beside them.
+        seconds: [num_rows] > 0.
+        limits: [num_terms] the most each value may be; None for no limit. Each is at least 0.
+    Source: the linear programme of least absolute deviations, with the part of each error above and below 0 apart.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import eye, hstack
+
+    x, y = np.asarray(terms, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+    relative = x / y[:, np.newaxis]
+    scale = np.maximum(np.abs(relative).max(axis=0), 1e-300)
+    matrix = hstack([relative / scale, -eye(len(y)), eye(len(y))])
+    cost = np.concatenate([np.zeros(x.shape[1]), np.ones(2 * len(y))])
+    most = [None if limit is None else limit * s for limit, s in zip(limits, scale, strict=True)]
+    bounds = [*((0.0, limit) for limit in most), *([(0.0, None)] * (2 * len(y)))]
+    found = linprog(cost, A_eq=matrix.tocsr(), b_eq=1 - np.asarray(rest, dtype=np.float64) / y, bounds=bounds)
+    values: FloatArray = np.asarray(found.x, dtype=np.float64)[: x.shape[1]] / scale
+    return values

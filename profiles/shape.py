@@ -47,7 +47,10 @@ class StepCost(Protocol):
         ...
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
-        """Return the line a decode-only step of this many sequences follows as its KV grows."""
+        """Return the line a decode-only step of this many sequences follows as its KV grows.
+
+        Asked ahead, of steps that may never run; a line on which one did is also asked for by ``step_s``.
+        """
         ...
 
     def prefill_s(self, num_tokens: int, k_exec: int, /) -> float:

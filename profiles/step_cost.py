@@ -3,8 +3,8 @@
 A step of n tokens at budget k occupies the device for
 
 * decode only: ``decode(n, k) + per_kv_token(n) * KV tokens``;
-* with prompt tokens: ``prefill(n, k)`` plus what query-key pairs, prompts, decode sequences and their KV tokens add,
-  and no less than its decode sequences alone;
+* with prompt tokens: ``prefill(n, k)`` plus what query-key pairs, prompts, decode sequences, their KV tokens and having
+  both add, and no less than its decode sequences alone;
 
 and the host for ``base + per sequence``, by launch path.
 With asynchronous scheduling the host composes the next step while the device runs this one, and a step lasts as long as
@@ -14,11 +14,10 @@ neither does the sum.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from simmoe.profiles.grid import Grid
+from simmoe.profiles.grid import Grid, interpolated
 from simmoe.profiles.shape import DecodeLine, StepShape
 from simmoe.profiles.table import StepTable
 
@@ -44,8 +43,16 @@ class Surfaces(NamedTuple):
     def of(cls, table: StepTable) -> Surfaces:
         """Prepare a table."""
         return cls(
-            Grid(table.prefill.sizes, table.prefill.ks, table.prefill.seconds, table.captured_sizes),
-            Grid(table.decode.sizes, table.decode.ks, table.decode.seconds, table.captured_sizes),
+            Grid(
+                table.prefill.sizes,
+                table.prefill.ks,
+                table.prefill.seconds,
+                table.captured_sizes,
+                table.real_share.prefill,
+            ),
+            Grid(
+                table.decode.sizes, table.decode.ks, table.decode.seconds, table.captured_sizes, table.real_share.decode
+            ),
             table,
         )
 
@@ -63,7 +70,7 @@ class ProfileStepCost:
     def __init__(self, surfaces: Surfaces, async_scheduling: bool) -> None:
         self._prefill, self._decode, table = surfaces
         self._decode_kv = table.decode_kv
-        self._pair_s, self._prefill_seq_s, self._mixed_seq_s, self._mixed_kv_s = table.attention
+        self._pair_s, self._prefill_seq_s, self._mixed_seq_s, self._mixed_kv_s, self._mixed_s = table.attention
         self._host_adds = not async_scheduling
         eager = table.host["eager"]
         self._full = table.host.get("full", eager)
@@ -72,6 +79,8 @@ class ProfileStepCost:
         self._largest_captured = self._prefill.largest_captured
         self._k_first, self._k_last = self._prefill.ks[0], self._prefill.ks[-1]
         self._lines: dict[tuple[int, int], DecodeLine] = {}
+        # Those of them that a decode-only step was asked for on.
+        self._asked: dict[tuple[int, int], DecodeLine] = {}
         # (decode sequences, k) -> device seconds of their step alone, and seconds a KV token adds.
         self._alone: dict[tuple[int, int], tuple[float, float]] = {}
         self._outside: dict[str, set[tuple[int, int]]] = {}
@@ -84,9 +93,10 @@ class ProfileStepCost:
         """
         tokens, pairs, prompts, decodes, kv_tokens, k = shape
         if not tokens:
-            line = self._lines.get((decodes, k))
+            line = self._asked.get((decodes, k))
             if line is None:
-                line = self.decode_line(decodes, k)
+                line = self._asked[decodes, k] = self.decode_line(decodes, k)
+                self._count(self._decode, "decode_seqs", decodes, k)
             base_s, per_kv_token_s, floor_s = line
             seconds = base_s + per_kv_token_s * kv_tokens
             return seconds if seconds > floor_s else floor_s
@@ -94,10 +104,13 @@ class ProfileStepCost:
         device_s = self._prefill.seconds(num_tokens, k)
         device_s += self._pair_s * pairs + self._prefill_seq_s * prompts
         if decodes:
-            device_s += self._mixed_seq_s * decodes + self._mixed_kv_s * kv_tokens
+            device_s += self._mixed_s + self._mixed_seq_s * decodes + self._mixed_kv_s * kv_tokens
             alone = self._alone.get((decodes, k))
             if alone is None:
-                alone = self._alone[decodes, k] = self._decode.seconds(decodes, k), self._per_kv_token_s(decodes)
+                alone = self._alone[decodes, k] = (
+                    self._decode.seconds(decodes, k),
+                    interpolated(self._decode_kv, decodes),
+                )
             alone_s = alone[0] + alone[1] * kv_tokens
             if alone_s > device_s:
                 device_s = alone_s
@@ -115,11 +128,10 @@ class ProfileStepCost:
         line = self._lines.get((num_decode_seqs, k_exec))
         if line is not None:
             return line
-        self._count(self._decode, "decode_seqs", num_decode_seqs, k_exec)
         device_s = self._decode.seconds(num_decode_seqs, k_exec)
         base_s, per_seq_s = self._full if num_decode_seqs <= self._largest_captured else self._eager
         host_s = base_s + per_seq_s * num_decode_seqs
-        slope_s = self._per_kv_token_s(num_decode_seqs)
+        slope_s = interpolated(self._decode_kv, num_decode_seqs)
         line = DecodeLine(device_s + host_s, slope_s, 0.0) if self._host_adds else DecodeLine(device_s, slope_s, host_s)
         self._lines[num_decode_seqs, k_exec] = line
         return line
@@ -133,7 +145,7 @@ class ProfileStepCost:
         """How many distinct (size, k) were asked for outside the measured grid, by what lay outside.
 
         'prefill_tokens' and 'decode_seqs': the tokens or sequences; 'k': the budget. Empty when everything lay inside.
-        Distinct points are counted, not steps, so the count is the same however stretches of steps are advanced.
+        Distinct points are counted, not steps, and a line alone is not: the steps on it may never run.
         """
         return {kind: len(points) for kind, points in sorted(self._outside.items())}
 
@@ -142,14 +154,3 @@ class ProfileStepCost:
             self._outside.setdefault(kind, set()).add((grid.runs_at(size), k))
         if grid.outside_ks(k):
             self._outside.setdefault("k", set()).add((grid.runs_at(size), k))
-
-    def _per_kv_token_s(self, num_seqs: int) -> float:
-        rows = self._decode_kv
-        i = bisect_left(rows, (num_seqs, 0.0))
-        if i == len(rows):
-            return rows[-1][1]
-        size, high = rows[i]
-        if i == 0 or size == num_seqs:
-            return high
-        before, low = rows[i - 1]
-        return low + (high - low) * ((num_seqs - before) / (size - before))

@@ -4,7 +4,8 @@
 ``prefill``    device seconds of a step with prompt tokens, by the tokens that run and k; attention left out
 ``decode``     device seconds of a decode-only step, by sequences and k; attention to KV left out
 ``decode_kv``  seconds a KV token attended to adds to a decode-only step, by sequences
-``attention``  seconds a query-key pair and a sequence add to a step with prompt tokens
+``attention``  seconds a query-key pair, a sequence and having both kinds add to a step with prompt tokens
+``real_share`` share of what a captured size costs above the one before that only a step's real tokens cost
 ``host``       the host's share by launch path
 =============  ===========================================================================================
 
@@ -46,7 +47,9 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("prefill_seq_s", "s/sequence"),
         ("mixed_seq_s", "s/sequence"),
         ("mixed_kv_token_s", "s/token"),
+        ("mixed_step_s", "s"),
     ),
+    "real_share": (("kind", "name"), ("size", "tokens"), ("share", "share")),
     "host": (("path", "name"), ("base_s", "s"), ("per_seq_s", "s/sequence")),
 }
 
@@ -85,6 +88,8 @@ class Attention(NamedTuple):
     """A decode sequence in a mixed step."""
     mixed_kv_token_s: float
     """A KV token a decode sequence of a mixed step attends to."""
+    mixed_step_s: float = 0.0
+    """Once, in a step that both computes prompt tokens and decodes."""
 
 
 class HostShare(NamedTuple):
@@ -92,6 +97,21 @@ class HostShare(NamedTuple):
 
     base_s: float
     per_seq_s: float
+
+
+class RealShare(NamedTuple):
+    """How much cheaper a step is that its captured size pads, by the sizes' grid.
+
+    Each row is a captured size with a share: of what the size costs above the captured one before, so much is the cost
+    of real tokens (their experts, their sampling), the rest of the padded size. Linear between rows, flat outside them.
+    """
+
+    prefill: tuple[tuple[int, float], ...] = ((1, 0.0),)
+    decode: tuple[tuple[int, float], ...] = ((1, 0.0),)
+
+
+#: Steps cost what their captured size does.
+ALL_PADDED = RealShare()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +141,7 @@ class StepTable:
     host: Mapping[str, HostShare]
     """By launch path; 'eager' alone when nothing was captured."""
     provenance: Mapping[str, Any]
+    real_share: RealShare = ALL_PADDED
     sha256: str = ""
     """Of the file's bytes, when read from one."""
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from simmoe.errors import OutputError, ProfileError
 from simmoe.profiles.provenance import provenance_faults
-from simmoe.profiles.table import COLUMNS, PATHS, STATUSES, Attention, Cell, GridTable, HostShare, StepTable
+from simmoe.profiles.table import COLUMNS, PATHS, STATUSES, Attention, Cell, GridTable, HostShare, RealShare, StepTable
 
 FORMAT = "simmoe-profile"
-VERSION = 1
+VERSION = 2
 
 Rows = list[list[Any]]
 
@@ -50,6 +50,9 @@ def dump_table(table: StepTable) -> str:
         "decode": _grid_rows(table.decode),
         "decode_kv": [[size, _rounded(value)] for size, value in table.decode_kv],
         "attention": [[_rounded(value) for value in table.attention]],
+        "real_share": [
+            [kind, size, _rounded(share)] for kind, knots in table.real_share._asdict().items() for size, share in knots
+        ],
         "host": [[name, *(_rounded(value) for value in table.host[name])] for name in PATHS if name in table.host],
     }
     head = {
@@ -173,6 +176,7 @@ class _Reader:
             decode=self._grid("decode", "num_seqs"),
             decode_kv=self._decode_kv(),
             attention=self._attention(),
+            real_share=self._real_share(),
             host=self._host(PATHS if captured else PATHS[-1:]),
             provenance=provenance,
             sha256=sha256,
@@ -215,6 +219,20 @@ class _Reader:
         rows = self._rows("attention")
         self._require(len(rows) == 1, f"table 'attention' has {len(rows)} rows; it has one")
         return Attention(*rows[0])
+
+    def _real_share(self) -> RealShare:
+        rows = self._rows("real_share")
+        knots: dict[str, list[tuple[int, float]]] = {kind: [] for kind in RealShare._fields}
+        for number, (kind, size, share) in enumerate(rows, start=1):
+            where = f"table 'real_share' row {number}"
+            self._require(kind in knots, f"{where}: kind is '{kind}'; it must be one of {', '.join(knots)}")
+            self._require(share <= 1, f"{where}: share is {share}; it must be at most 1")
+            least = knots[kind][-1][0] if knots[kind] else 0
+            self._require(size > least, f"{where}: size {size} after {least}; sizes must ascend from at least 1")
+            knots[kind].append((size, share))
+        missing = [kind for kind, found in knots.items() if not found]
+        self._require(not missing, f"table 'real_share' has no row of {', '.join(missing)}")
+        return RealShare(*(tuple(found) for found in knots.values()))
 
     def _host(self, paths: Sequence[str]) -> dict[str, HostShare]:
         rows = self._rows("host")

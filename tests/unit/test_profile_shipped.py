@@ -54,8 +54,8 @@ def test_it_predicts_the_recorded_run() -> None:
     rows = residuals(table, steps, async_scheduling=True, source="recorded")
     assert sum(row.num_samples for row in rows) == len(steps) >= 3000
     for row in rows:
-        assert abs(row.bias) < 0.03, row
-        assert row.median < 0.04, row
+        assert abs(row.bias) < 0.01, row
+        assert row.median < 0.03, row
     cost = load_profile().cost()
     predicted_s, measured_s = sum(cost.step_s(s.shape) for s in steps), sum(s.median_s for s in steps)
-    assert predicted_s == pytest.approx(measured_s, rel=0.03)
+    assert predicted_s == pytest.approx(measured_s, rel=0.01)

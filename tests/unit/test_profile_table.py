@@ -92,7 +92,7 @@ KV = [["num_seqs", "sequences"], ["per_kv_token_s", "s/token"]]
             "(num_seqs 8, k 2): device_s 0.001 is below the 0.002 of (num_seqs 8, k 1)",
         ),
         (with_rows("decode_kv", [[1, 2e-8], [2, 1e-8]], KV), "table 'decode_kv' row 2"),
-        (with_rows("attention", [[0.0, 0.0, 0.0, 1.0]] * 2), "has 2 rows"),
+        (with_rows("attention", [[0.0, 0.0, 0.0, 1.0, 0.0]] * 2), "has 2 rows"),
         (with_rows("host", [["full", 1.0, 0.0]]), "it must have ['full', 'piecewise', 'eager']"),
         (
             with_rows("host", [["full", 1.0, 0.0], ["piecewise", 0.5, 0.0], ["eager", 2.0, 0.0]]),

@@ -83,6 +83,8 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
     )
     for name, value in table.attention._asdict().items():
         terms.add_row(name, f"{value:.4g}")
+    for kind, knots in table.real_share._asdict().items():
+        terms.add_row(f"real_share, {kind} (size)", " ".join(f"{share:.2f} ({size:,})" for size, share in knots))
     per_kv_token = " ".join(f"{value:.4g} ({size:,})" for size, value in table.decode_kv)
     terms.add_row("decode per_kv_token_s (sequences)", per_kv_token)
     for path, share in table.host.items():

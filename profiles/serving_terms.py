@@ -1,0 +1,128 @@
+"""What a profile's grids do not say: the cost of prefill and decode in one step, and how much of a size is padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from simmoe.profiles.evidence import runs_at
+from simmoe.profiles.regression import FloatArray, least_absolute_terms
+from simmoe.profiles.residuals import Predictor
+from simmoe.profiles.samples import Sample
+from simmoe.profiles.shape import StepShape
+from simmoe.profiles.table import ALL_PADDED, RealShare, StepTable
+
+#: Mixed steps must have been measured at contexts this many times apart to tell KV tokens from sequences.
+CONTEXTS_APART = 4.0
+
+#: Which steps their decodes alone decide, and the terms of the others, are found in turn, so often.
+ROUNDS = 4
+
+#: Fewer steps between captured sizes tell nothing of the padding there.
+LEAST_STEPS = 3
+
+_ALL_REAL = RealShare(((1, 1.0),), ((1, 1.0),))
+
+
+def with_prefill_terms(table: StepTable, prefills: Sequence[Sample], mixed: Sequence[Sample]) -> StepTable:
+    """Return the table with the terms of a mixed step and prefill's share of real tokens, fitted together.
+
+    They are what explains the steps best (least absolute relative error). A KV token is read once whether or not prompt
+    tokens are beside it: where the contexts measured are too alike to tell KV tokens from sequences, it costs what it
+    costs a decode-only step.
+
+    Args:
+        table: with grids and decode-only terms.
+        prefills: steps of prompt tokens alone, bound by the device.
+        mixed: steps with both, bound by the device.
+    """
+    decode_rate_s = table.decode_kv[-1][1]
+    between = [s for s in prefills if runs_at(table.captured_sizes, s.shape.num_tokens) != s.shape.num_tokens]
+    steps = [*between, *mixed]
+    if not steps:
+        return replace(table, attention=table.attention._replace(mixed_kv_token_s=decode_rate_s))
+    seqs = np.array([s.num_decode_seqs for s in steps], dtype=np.float64)
+    kv_tokens = np.array([s.decode_kv_tokens for s in steps], dtype=np.float64)
+    measured = np.array([s.median_s for s in steps])
+    prompts_alone = [
+        s.shape._replace(num_prefill_tokens=s.shape.num_tokens, num_decode_seqs=0, decode_kv_tokens=0) for s in steps
+    ]
+    padded, unpadded = _bounds_s(table, prompts_alone)
+    decodes_alone = [s.shape._replace(num_prefill_tokens=0, num_prefill_seqs=0, prefill_kv_pairs=0) for s in mixed]
+    floor = np.concatenate([np.zeros(len(between)), _device_s(table, decodes_alone)])
+    contexts = kv_tokens[len(between) :] / seqs[len(between) :]
+    told_apart = bool(mixed) and contexts.max() >= CONTEXTS_APART * contexts.min()
+
+    # the least of real tokens alone and all padded; then what beside them is once a mixed step, a sequence, a KV token
+    columns = np.stack([unpadded - padded, seqs > 0, seqs, kv_tokens], axis=1)
+    rest = padded if told_apart else padded + decode_rate_s * kv_tokens
+    limits: list[float | None] = [1.0, None, None, None if told_apart else 0.0]
+    tells = floor < measured
+    for _ in range(ROUNDS):
+        values = least_absolute_terms(columns[tells], rest[tells], measured[tells], limits)
+        tells = floor < rest + columns @ values
+    share, step_s, seq_s, rate_s = values.tolist()
+    attention = table.attention._replace(
+        mixed_step_s=step_s, mixed_seq_s=seq_s, mixed_kv_token_s=rate_s if told_apart else decode_rate_s
+    )
+    real_share = table.real_share._replace(prefill=((1, share),))
+    return replace(table, attention=attention, real_share=real_share)
+
+
+def with_decode_share(table: StepTable, decodes: Sequence[Sample]) -> StepTable:
+    """Return the table with decode's share of real sequences, for each captured size that steps ran padded to.
+
+    Args:
+        table: with grids and decode-only terms.
+        decodes: decode-only steps, bound by the device.
+    """
+    by_size: dict[int, list[Sample]] = {}
+    for s in decodes:
+        size = runs_at(table.captured_sizes, s.num_decode_seqs)
+        if size != s.num_decode_seqs:
+            by_size.setdefault(size, []).append(s)
+    knots: list[tuple[int, float]] = []
+    for size, steps in sorted(by_size.items()):
+        shapes = [s.shape for s in steps]
+        measured = np.array([s.median_s for s in steps])
+        padded, unpadded = _bounds_s(table, shapes)
+        if len(steps) < LEAST_STEPS or not (unpadded < padded).any():
+            continue
+        shares = np.linspace(0.0, 1.0, 101)
+        misfits = [np.abs(np.log((padded - share * (padded - unpadded)) / measured)).sum() for share in shares]
+        knots.append((size, float(shares[int(np.argmin(misfits))])))
+    if not knots:
+        return table
+    return replace(table, real_share=table.real_share._replace(decode=tuple(knots)))
+
+
+def with_serving_contexts(table: StepTable, decodes: Sequence[Sample]) -> StepTable:
+    """Return the table with the time a KV token takes as it is where contexts differ, all batches by one factor.
+
+    Sequences of one context, as points have, fill whole waves of the attention kernel's blocks and leave the last one
+    part empty; those of many contexts level out.
+
+    Args:
+        table: with grids and decode-only terms.
+        decodes: decode-only steps of a served load, bound by the device.
+    """
+    if len(decodes) < LEAST_STEPS:
+        return table
+    shapes = [s.shape for s in decodes]
+    without = _device_s(table, [shape._replace(decode_kv_tokens=0) for shape in shapes])
+    kv = _device_s(table, shapes) - without
+    (factor,) = least_absolute_terms(kv[:, None], without, [s.median_s for s in decodes], [None]).tolist()
+    return replace(table, decode_kv=tuple((size, factor * value) for size, value in table.decode_kv))
+
+
+def _bounds_s(table: StepTable, shapes: Sequence[StepShape]) -> tuple[FloatArray, FloatArray]:
+    """Return the device's seconds if all of a captured size were padding's cost, and if all were real tokens'."""
+    padded, unpadded = (_device_s(replace(table, real_share=share), shapes) for share in (ALL_PADDED, _ALL_REAL))
+    return padded, unpadded
+
+
+def _device_s(table: StepTable, shapes: Sequence[StepShape]) -> FloatArray:
+    predictor = Predictor(table, async_scheduling=True)
+    return np.array([predictor.device_s(shape) for shape in shapes])
