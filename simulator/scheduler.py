@@ -180,9 +180,15 @@ class Scheduler:
         return heap[0][0]
 
     def skip_decodes(self, num_steps: int) -> None:
-        """Compose ``num_steps`` further decode-only steps of the sequences at hand, for which the blocks are free."""
-        self.pool.take(self.decodes.new_blocks_over(self.next_index, num_steps))
+        """Compose ``num_steps`` further decode-only steps of the sequences at hand, for which the blocks are free.
+
+        The cost is asked for the last of them alone, so that it knows what ran: they lie on one line.
+        """
+        decodes = self.decodes
+        self.pool.take(decodes.new_blocks_over(self.next_index, num_steps))
         self.next_index += num_steps
+        num_seqs, kv_tokens = decodes.num_seqs, decodes.kv_tokens(self.next_index - 1)
+        self.cost.step_s(StepShape(0, 0, 0, num_seqs, kv_tokens, self.step_ks[decodes.k_exec]))
         if self.pool.num_free_blocks < self._least_free_blocks:
             self._note_peak()
 

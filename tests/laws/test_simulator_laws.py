@@ -15,13 +15,16 @@ from simpy.events import EventPriority
 from simmoe.policies.protocols import StepPlan
 from simmoe.policies.registry import parse_policy
 from simmoe.policies.views import StepView
-from simmoe.profiles.shape import LinearStepCost
+from simmoe.profiles.shape import LinearStepCost, StepCost
+from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
+from simmoe.profiles.table import StepTable
 from simmoe.simulator.clock import Alarm, Callback, Clock
 from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
 from simmoe.simulator.result import SimResult
 from simmoe.simulator.scheduler import Scheduler
 from simmoe.simulator.simulation import simulate
 from simmoe.traces.workload import Workload
+from tests.laws.test_profile_laws import tables
 from tests.support.reference_engine import ReferenceEngine, fates
 from tests.support.worlds import K_MAX, costs, engine_configs, workloads
 
@@ -60,7 +63,7 @@ def sim_configs(draw: st.DrawFn, /, **fixed: Any) -> SimConfig:
     )
 
 
-def run(workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str, **options: Any) -> SimResult:
+def run(workload: Workload, config: SimConfig, cost: StepCost, policy: str, **options: Any) -> SimResult:
     choice = parse_policy(policy)
     return simulate(workload, config, cost, choice.batch, choice.route, **options)
 
@@ -101,6 +104,22 @@ def test_fast_forward_is_bit_equal_to_step_by_step(
     unrecorded = run(workload, dataclasses.replace(config, record_steps=False), cost, policy)
     assert_equal_tables(fast.requests, unrecorded.requests)
     assert (fast.ranks, fast.policy_state) == (unrecorded.ranks, unrecorded.policy_state)
+
+
+@given(workloads(), sim_configs(), tables(), choices)
+@settings(max_examples=200)
+def test_what_lay_outside_the_profile_is_counted_alike_in_both_modes(
+    workload: Workload, config: SimConfig, table: StepTable, policy: str
+) -> None:
+    """A stretch is looked for on a line whose steps an arrival may prevent; only those that run are counted."""
+    seen = []
+    for fast_forward in (True, False):
+        cost = ProfileStepCost(Surfaces.of(table), config.engine.async_scheduling)
+        result = run(workload, dataclasses.replace(config, fast_forward=fast_forward), cost, policy)
+        seen.append((result, cost.extrapolated))
+    (fast, fast_outside), (slow, slow_outside) = seen
+    assert_equal_tables(fast.requests, slow.requests)
+    assert fast_outside == slow_outside
 
 
 @given(workloads(), sim_configs(), costs(), choices, st.floats(0.001, 0.5))
