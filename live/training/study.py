@@ -1,10 +1,9 @@
 """Refactor the small model every way the documentation compares, and measure perplexity at every budget.
 
 ``python -m simmoe.live.training.study MODEL TOKENS OUT`` writes ``OUT/quality.jsonl`` (one line a model and budget),
-``OUT/partitions.json`` (loss and captured mass of every partition and schedule), the fine-tuned router rows
-``OUT/gates-*.safetensors``, and ``OUT/solver.json`` (the partition solver's time at OLMoE-1B-7B's size). Stages run in
-the order of :data:`STAGES`; ``--stages`` picks some. Every line is on disk as soon as it is known; a curve that is
-there is not measured again, and none is begun after ``--max-seconds``.
+``OUT/partitions.json`` (loss and captured mass of every partition and schedule) and the fine-tuned router rows
+``OUT/gates-*.safetensors``. Stages run in the order of :data:`STAGES`; ``--stages`` picks some. Every line is on disk
+as soon as it is known; a curve that is there is not measured again, and none is begun after ``--max-seconds``.
 
 Calibration and evaluation take windows at even distances from the whole of the training and the test text, so every
 source of the corpus has its share.
@@ -27,17 +26,17 @@ import numpy as np
 import torch
 
 from simmoe.live.evaluate.perplexity import gate_modules, perplexity, set_budget
-from simmoe.live.refactor.anneal import DESCENT, PUBLISHED, Schedule, anneal
+from simmoe.live.refactor.anneal import DESCENT, PUBLISHED, Schedule
 from simmoe.live.refactor.checkpoint import Checkpoint
 from simmoe.live.refactor.engine import RefactorConfig, down_proj_of, load_model, plan, record_of, solve
 from simmoe.live.refactor.families import GATE_TENSOR, family_of, moe_shape
 from simmoe.live.refactor.finetune import FinetuneConfig, finetune
 from simmoe.live.refactor.gates import ALLOCATIONS, allocation_table, calibrate, choose_gate_neurons
-from simmoe.live.refactor.partition import captured_mass, greedy, group_masses, partition_loss
+from simmoe.live.refactor.partition import captured_mass, group_masses, partition_loss
 from simmoe.live.refactor.profiler import LayerProfile, coverage_report, profile_model
 from simmoe.live.refactor.transform import PARTITION_FILE, write_refactored
 
-STAGES = ("original", "complex", "linear", "finetuned", "controls", "partitions", "solver")
+STAGES = ("original", "complex", "linear", "finetuned", "controls", "partitions")
 
 SCHEDULES = {
     "published": PUBLISHED,
@@ -159,35 +158,6 @@ class Study:
         ceiling = self.shape.top_k * self.config.splits
         return range(1, ceiling + 1, 15) if self.quick else range(1, ceiling + 1)
 
-    def run_solver(self) -> None:
-        """Time 1,024 experts of width 1,024 with 2,048 tokens each."""
-        shape = (16, 64, 64) if self.quick else (1024, 2048, 1024)
-        device = "cuda" if self.cuda else "cpu"
-        torch.manual_seed(0)
-        activations = torch.empty(shape, dtype=torch.bfloat16, device=device)
-        for expert in activations:  # heavy-tailed, with groups of neurons that fire together
-            shared = torch.randn(shape[1], shape[2] // 8, device=device).repeat_interleave(8, dim=1)
-            expert.copy_((shared * torch.randn(expert.shape, device=device)).sign() * shared.abs() ** 1.5)
-        shuffle = torch.randperm(shape[2], device=device)
-        activations = activations[:, :, shuffle]
-        anneal(activations[:8], greedy(activations[:8], 4), 4, schedule=Schedule(iterations=10))
-        self._wait()
-        began = time.monotonic()
-        start = greedy(activations, 4)
-        self._wait()
-        greedy_s = time.monotonic() - began
-        began = time.monotonic()
-        found = anneal(activations, start, 4, schedule=self.config.schedule)
-        self._wait()
-        row = {
-            "shape": shape, "iterations": self.config.schedule.iterations, "device": self._device(),
-            "greedy_s": round(greedy_s, 2), "anneal_s": round(time.monotonic() - began, 2),
-            "loss_greedy": float(partition_loss(group_masses(activations[:64], start[:64], 4)).mean()),
-            "loss_annealed": float(partition_loss(group_masses(activations[:64], found[:64], 4)).mean()),
-        }  # fmt: skip
-        print(json.dumps(row), flush=True)
-        (self.out / "solver.json").write_text(json.dumps(row) + "\n")
-
     def run_partitions(self) -> None:
         """Loss and captured mass of every partition, and of annealing under every schedule and objective."""
         held_out = self.profile(self.test)
@@ -298,13 +268,6 @@ class Study:
     def _allocate(model: Any, table: list[list[int]]) -> None:
         for gate in gate_modules(model):
             gate.kappa = table
-
-    def _device(self) -> str:
-        return torch.cuda.get_device_name() if self.cuda else "cpu"
-
-    def _wait(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from simmoe.live.training.curves import over_the_line, read_curves
+from simmoe.live.training.recipe import TrainingConfig, flatness
 
 FOLDER = Path(__file__).parents[2] / "checkpoints" / "small-olmoe"
 TEXT = (
@@ -28,6 +32,20 @@ def test_log_ends_where_the_settings_say_with_a_level_tail() -> None:
     assert model[-1]["validation_perplexity"] == settings["validation_perplexity"]
     tail = [row["validation_perplexity"] for row in model if row["step"] >= 0.9 * settings["steps"]]
     assert len(tail) > 3 and max(tail) / min(tail) - 1 < 0.005
+    recipe = TrainingConfig(**{field.name: settings[field.name] for field in fields(TrainingConfig)})
+    assert {name: settings[name] for name in ("tail_change", "probe_distance", "flattened")}.items() <= flatness(
+        rows, recipe
+    ).items()
+
+
+def test_committed_curves_keep_what_the_documentation_says_of_them() -> None:
+    """At whole experts within 1% of the original; between them below its straight line."""
+    curves = read_curves(FOLDER / "curves" / "quality.jsonl")
+    original = curves[("original",)]
+    for name in (("CG", "annealed", "energy"), ("LG fine-tuned", "annealed", "sandwich-distilled")):
+        excess = over_the_line(curves[name], original)
+        assert max(excess[4 * k] for k in original) < 0.01
+        assert max(value for k, value in excess.items() if k % 4) < 0
 
 
 def test_it_learned_and_the_refactored_model_equals_it(tmp_path: Path) -> None:

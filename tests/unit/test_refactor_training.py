@@ -15,10 +15,13 @@ pytest.importorskip("transformers", reason="training needs transformers; run mak
 
 import numpy as np  # noqa: E402
 
+from simmoe.live.refactor.anneal import Schedule  # noqa: E402
 from simmoe.live.training import train as module  # noqa: E402
 from simmoe.live.training.architecture import small_olmoe_config  # noqa: E402
 from simmoe.live.training.forward import make_losses  # noqa: E402
-from simmoe.live.training.train import Run, TrainingConfig, flatness, learning_rate, train  # noqa: E402
+from simmoe.live.training.recipe import TrainingConfig, flatness, learning_rate  # noqa: E402
+from simmoe.live.training.solver_time import measure  # noqa: E402
+from simmoe.live.training.train import Run, train  # noqa: E402
 from tests.support.small_moe import write_tokenizer  # noqa: E402
 
 CONFIG = TrainingConfig(steps=10, sequences=2, warmup_steps=2, evaluate_every=2, save_every=2)
@@ -127,3 +130,10 @@ def test_flattened_needs_a_level_tail_and_a_near_probe(tail: float, probe: float
     rows = [("model", 800, 16.0), ("model", 900, tail), ("model", 1000, 15.0), ("probe", 700, probe)]
     log = [{"line": line, "step": step, "validation_perplexity": value} for line, step, value in rows]
     assert flatness(log, config)["flattened"] is flattened
+
+
+def test_the_solver_is_timed_layer_by_layer() -> None:
+    pytest.importorskip("numba", reason="annealing on a CPU needs numba; run make test-live")
+    row = measure((2, 4, 32, 16), Schedule(iterations=200))
+    assert row["loss_annealed"] < row["loss_greedy"] and len(row["load_average"]) == 2
+    assert row["anneal_s"] >= 0 and row["iterations"] == 200
