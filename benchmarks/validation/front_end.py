@@ -16,7 +16,7 @@ _ROUNDING_S = 1e-6
 def front_end_times(burst: RunRecord, load: RunRecord) -> FrontEndConfig:
     """Return what a front end adds to what an engine takes.
 
-    * The burst's requests leave their front end one by one: the median distance is the work on one.
+    * The burst's requests leave their front end one by one (some in clumps): the mean distance is the work on one.
     * Under load, requests take ``ingress_s`` and that work on average from their arrival to the engine.
     * The time from the end of a step, on the device, to its first tokens' arrival at the client is a line in the step's
       tokens, through the means of the lower and of the upper half of the tokens.
@@ -25,7 +25,7 @@ def front_end_times(burst: RunRecord, load: RunRecord) -> FrontEndConfig:
         burst: of requests that arrive at once at one rank.
         load: of Poisson arrivals, its steps recorded.
     """
-    service_s = float(np.median(np.diff(np.sort(burst.requests["dispatched_s"]))))
+    service_s = float(np.mean(np.diff(np.sort(burst.requests["dispatched_s"]))))
     requests = load.requests
     ingress_s = float(np.mean(requests["dispatched_s"] - requests["arrival_s"])) - service_s
     tokens, egress_s = first_token_egress(load)
