@@ -16,14 +16,16 @@ test: $(VENV)/.dev
 	$(BIN)/pytest -n $(JOBS) $(ARGS)
 
 # The tests that need torch, transformers and vLLM, on vLLM's CPU build (about 4 GB in an environment of their own).
-# In two processes: vLLM 0.32 does not start where numba has been imported before it.
+# A process a file: what a vLLM engine leaves behind in its process is the next one's, and vLLM 0.32 does not start at all
+# where numba has been imported before it.
 test-live: $(LIVE)/.dev
-	$(LIVE)/bin/pytest tests/live $(ARGS)
+	set -e; for file in tests/live/test_*.py; do $(LIVE)/bin/pytest $$file $(ARGS); done
 	OMP_NUM_THREADS=1 $(LIVE)/bin/pytest tests/unit/test_refactor*.py $(ARGS)
 
 # What reaches into vLLM's own classes, inside the oldest vLLM that it works in (4 GB more).
 test-live-oldest: $(LIVE_OLDEST)/.dev
-	$(LIVE_OLDEST)/bin/pytest tests/live/test_engine.py tests/live/test_policy_*.py tests/live/test_versions.py $(ARGS)
+	set -e; for file in tests/live/test_engine.py tests/live/test_policy_*.py tests/live/test_versions.py; do \
+	  $(LIVE_OLDEST)/bin/pytest $$file $(ARGS); done
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
