@@ -41,6 +41,7 @@ def _validate(context: click.Context, /, live: str | None, out: str, profile: st
     loaded = load_profile(profile)
     with record_folder(str(folder / "sim"), {"live": record.manifest}) as sim:
         simulated, note = simulate_like(record, loaded)
+        simulated.manifest["profile"]["name"] = profile  # a path stays one, so that the run can be repeated
         write_record(sim, simulated)
     if note:
         click.echo(note, err=True)
