@@ -63,6 +63,8 @@ def fit_device(
         raise ProfileError(f"no {kind} step {what}: measure more sizes, up to the largest")
     everything = [*steps, *hidden]
     rows = [s for s in everything if runs_at(captured, key(s)[0]) == key(s)[0]]
+    if not rows:
+        raise ProfileError(f"no {kind} step fills a captured size: measure those, {', '.join(map(str, captured))}")
     sizes, ks = sorted({key(s)[0] for s in rows}), sorted({s.k for s in rows})
     at = {(size, k): (i, j) for i, size in enumerate(sizes) for j, k in enumerate(ks)}
     # a step between captured sizes takes no less than the size below it does

@@ -291,3 +291,5 @@ async def running(setup: EngineSetup) -> AsyncIterator[MeasuredEngine]:
         yield MeasuredEngine(llm, setup)
     finally:
         llm.shutdown()
+        # it shuts down again when it is collected, if that is while the interpreter exits with what that needs gone
+        llm.shutdown = lambda timeout=None: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
-from simmoe.profiles.table import PATHS, Attention, Cell, GridTable, HostShare, StepTable
+from simmoe.profiles.table import ALL_PADDED, PATHS, Attention, Cell, GridTable, HostShare, RealShare, StepTable
 from simmoe.profiles.table_file import dump_table, parse_table
 
 #: Interpolating between equal or nearly equal values may round either way.
@@ -29,6 +30,11 @@ def grids(draw: st.DrawFn, largest: int) -> GridTable:
     steps = draw(st.lists(seconds, min_size=len(sizes) * len(ks), max_size=len(sizes) * len(ks)))
     values = np.array(steps).reshape(len(sizes), len(ks)).cumsum(axis=0).cumsum(axis=1) + 1e-5
     return GridTable(tuple(sizes), tuple(ks), tuple(tuple(Cell(float(v), 0.0, 1) for v in row) for row in values))
+
+
+@st.composite
+def share_rows(draw: st.DrawFn) -> tuple[tuple[int, float], ...]:
+    return tuple((size, draw(st.floats(0, 1))) for size in draw(ascending(600, 4)))
 
 
 @st.composite
@@ -58,7 +64,9 @@ def tables(draw: st.DrawFn) -> StepTable:
             draw(st.floats(0, 1e-3)),
             draw(st.floats(0, 1e-4)),
             draw(st.floats(0, 1e-6)),
+            draw(st.floats(0, 1e-2)),
         ),
+        real_share=RealShare(draw(share_rows()), draw(share_rows())),
         host={path: HostShare(*(float(v) for v in share)) for path, share in zip(paths, shares, strict=True)},
         provenance={},
     )
@@ -138,14 +146,17 @@ def test_a_mixed_step_costs_no_less_than_its_decodes_alone(table: StepTable, sha
 
 
 @given(tables(), st.data())
-def test_up_to_the_largest_captured_size_a_step_costs_its_padded_size(table: StepTable, data: st.DataObject) -> None:
+def test_a_step_costs_its_captured_size_or_less_by_what_real_tokens_alone_cost(
+    table: StepTable, data: st.DataObject
+) -> None:
     if not table.captured_sizes:
         return
-    cost = cost_of(table, True)
+    cost, all_padded = cost_of(table, True), cost_of(replace(table, real_share=ALL_PADDED), True)
     size = data.draw(st.sampled_from(table.captured_sizes))
     below = max((c for c in table.captured_sizes if c < size), default=0)
     num_tokens, k = data.draw(st.integers(below + 1, size)), data.draw(st.integers(1, 64))
-    assert cost.step_s(StepShape(num_tokens, 10, 1, 0, 0, k)) == cost.step_s(StepShape(size, 10, 1, 0, 0, k))
+    step, full = StepShape(num_tokens, 10, 1, 0, 0, k), StepShape(size, 10, 1, 0, 0, k)
+    assert cost.step_s(step) <= all_padded.step_s(step) == all_padded.step_s(full) == cost.step_s(full)
 
 
 @given(tables(), st.integers(1, 3000), st.integers(1, 600), st.integers(1, 64))

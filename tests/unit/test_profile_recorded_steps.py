@@ -60,6 +60,17 @@ def test_the_calibration_alone_may_be_fitted(tmp_path: Path) -> None:
     assert [s.held_out for s in read_recorded_steps(path, [4])] == [False, True]
 
 
+def test_the_hosts_time_to_launch_follows_a_step_of_the_calibration(tmp_path: Path) -> None:
+    """Where it was recorded, and of no other recording: those take no part in a fit."""
+    head = {**HEAD, "steps": [*COLUMNS, "launch_s"]}
+    lines = [[*FIRST, 0.003], [*BUSY, 0.004], [*BUSY[:2], 0.02, *BUSY[3:], None]]
+    path = written(tmp_path, head, {"recording": CALIBRATION}, *lines, {"recording": "burst"}, *lines)
+    samples = read_recorded_steps(path, [4])
+    assert [(s.clock, s.held_out) for s in samples[:3]] == [("step", False), ("host", False), ("step", False)]
+    assert samples[1].median_s == pytest.approx(0.004) and samples[1].shape == samples[0].shape
+    assert all(s.clock == "step" and s.held_out for s in samples[3:])
+
+
 def test_a_step_above_the_captured_sizes_ran_eagerly(tmp_path: Path) -> None:
     path = written(tmp_path, HEAD, FIRST, BUSY)
     assert read_recorded_steps(path, [1])[0].mode == read_recorded_steps(path, [])[0].mode == "eager"

@@ -93,6 +93,13 @@ KV = [["num_seqs", "sequences"], ["per_kv_token_s", "s/token"]]
         ),
         (with_rows("decode_kv", [[1, 2e-8], [2, 1e-8]], KV), "table 'decode_kv' row 2"),
         (with_rows("attention", [[0.0, 0.0, 0.0, 1.0, 0.0]] * 2), "has 2 rows"),
+        (with_rows("real_share", [["prefill", 1, 0.5]]), "'real_share' has no row of decode"),
+        (
+            with_rows("real_share", [["prefill", 1, 1.5], ["decode", 1, 0.5]]),
+            "row 1: share is 1.5; it must be at most 1",
+        ),
+        (with_rows("real_share", [["prefill", 1, 0.5], ["mixed", 1, 0.5]]), "row 2: kind is 'mixed'"),
+        (with_rows("real_share", [["decode", 8, 0.5], ["decode", 4, 0.5]]), "row 2: size 4 after 8"),
         (with_rows("host", [["full", 1.0, 0.0]]), "it must have ['full', 'piecewise', 'eager']"),
         (
             with_rows("host", [["full", 1.0, 0.0], ["piecewise", 0.5, 0.0], ["eager", 2.0, 0.0]]),
