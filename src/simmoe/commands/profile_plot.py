@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,12 +88,14 @@ def plot_profile(
         for column, (grid, shape, size_name, title) in enumerate(columns):
             steps = [[(shape(n, k), cost.step_s(shape(n, k))) for n in grid.sizes] for k in grid.ks]
             times = all_axes[0, column]
-            _lines(times, grid, [[1e3 * seconds for _, seconds in row] for row in steps], bool(table.captured_sizes))
+            largest = table.captured_sizes[-1] if table.captured_sizes else 0
+            sizes = sorted({*grid.sizes, *(n + 1 for n in grid.sizes[:-1] if n < largest)})
+            _lines(times, grid, sizes, [[1e3 * cost.step_s(shape(n, k)) for n in sizes] for k in grid.ks])
             log_axis(times, "y")
             times.set(xlabel=size_name, ylabel="step, ms", title=title)
             if roofline is not None:
                 shares = [[100 * roofline.bound_s(step) / seconds for step, seconds in row] for row in steps]
-                _lines(all_axes[1, column], grid, shares, staircase=False)
+                _lines(all_axes[1, column], grid, grid.sizes, shares)
                 all_axes[1, column].set_ylim(0, max(100.0, 1.05 * max(map(max, shares))))
                 all_axes[1, column].set(xlabel=size_name, ylabel=f"% of the binding roofline\n({roofline.source})")
         all_axes[0, 1].legend(title="k", fontsize="small")
@@ -101,11 +103,11 @@ def plot_profile(
         figure.suptitle(f"{profile.label}; {scheduling} scheduling\n{table.summary}", fontsize="medium")
 
 
-def _lines(axes: Axes, grid: GridTable, values: list[list[float]], staircase: bool) -> None:
-    """Draw one line a k; graphs run padded, so between captured sizes a step costs what the next one does."""
+def _lines(axes: Axes, grid: GridTable, sizes: Sequence[int], values: list[list[float]]) -> None:
+    """Draw one line a k through [num_ks][num_sizes] values, marked at the grid's sizes."""
+    marked = [place for place, size in enumerate(sizes) if size in grid.sizes]
     for index, (k, line) in enumerate(zip(grid.ks, values, strict=True)):
-        style = "steps-pre" if staircase else "default"
-        axes.plot(grid.sizes, line, marker=".", drawstyle=style, color=shade(index, len(grid.ks)), label=str(k))
+        axes.plot(sizes, line, marker=".", markevery=marked, color=shade(index, len(grid.ks)), label=str(k))
     log_axis(axes, "x", base=2)
     axes.grid(alpha=0.3)
 
