@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, overload
 
 from simmoe.policies.views import RequestView
 from simmoe.simulator.request import SimRequest
+from simmoe.simulator.sorted_blocks import SortedBlocks
 
 Entry = tuple[Any, float, int, SimRequest]
 """(queue key, arrival_s, row, request): rows are unique, so requests themselves are never compared."""
@@ -25,9 +25,7 @@ class WaitingQueue:
         self.has_keys = has_keys
         self._preempted: list[SimRequest] = []
         """In the order they will resume."""
-        self._entries: list[Entry] = []
-        self._head = 0
-        """Entries before it have left; they are dropped in bulk."""
+        self._entries: SortedBlocks[Entry] = SortedBlocks()
         self.by_id: dict[str, SimRequest] = {}
         """Everything that waits, by request id; read-only outside."""
         self._arrivals: list[tuple[float, int, SimRequest]] = []
@@ -38,14 +36,14 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[SimRequest]:
         yield from self._preempted
-        for index in range(self._head, len(self._entries)):
-            yield self._entries[index][3]
+        for entry in self._entries:
+            yield entry[3]
 
     def __getitem__(self, index: int) -> SimRequest:
         preempted = len(self._preempted)
         if index < preempted:
             return self._preempted[index]
-        return self._entries[self._head + index - preempted][3]
+        return self._entries[index - preempted][3]
 
     @property
     def num_preempted(self) -> int:
@@ -54,7 +52,7 @@ class WaitingQueue:
 
     def add(self, request: SimRequest, key: Any = 0) -> None:
         """Add a request that has just been dispatched; it keeps its key. A key that cannot be compared adds nothing."""
-        insort(self._entries, (key, request.view.arrival_s, request.row, request), lo=self._head)
+        self._entries.add((key, request.view.arrival_s, request.row, request))
         request.queue_key = key
         self._register(request)
 
@@ -64,21 +62,15 @@ class WaitingQueue:
         self._register(request)
 
     def remove(self, request: SimRequest) -> None:
-        """Remove a request that has been admitted; removing in queue order costs O(1)."""
+        """Remove a request that has been admitted; in queue order none is searched for."""
         del self.by_id[request.view.request_id]
         if request.num_preemptions and request in self._preempted:
             self._preempted.remove(request)
             return
-        if self._entries[self._head][3] is request:
-            self._head += 1
-            if self._head > 1024 and self._head * 2 > len(self._entries):
-                del self._entries[: self._head]
-                self._head = 0
-            return
-        entry = (request.queue_key, request.view.arrival_s, request.row, request)
-        index = bisect_left(self._entries, entry, lo=self._head)
-        assert self._entries[index][3] is request
-        del self._entries[index]
+        if self._entries[0][3] is request:
+            self._entries.remove_first()
+        else:
+            self._entries.remove((request.queue_key, request.view.arrival_s, request.row, request))
 
     def oldest(self) -> SimRequest | None:
         """Return the waiting request that arrived first."""
@@ -86,7 +78,7 @@ class WaitingQueue:
             return None
         if not self.has_keys:
             if not self._preempted:
-                return self._entries[self._head][3]
+                return self._entries[0][3]
             # Entries are by arrival, and preempted requests are older than any of them but in no order themselves.
             return min(self._preempted, key=lambda r: (r.view.arrival_s, r.row))
         while self.by_id.get(self._arrivals[0][2].view.request_id) is not self._arrivals[0][2]:
