@@ -88,6 +88,8 @@ class Scheduler:
         self.gates_opened = 0
         """Plans overruled because they would have left the rank idle with admissible work."""
         self._asker = asker
+        self._lines_run: set[tuple[int, int]] = set()
+        """Decode sequences and largest budget of the steps that fast-forward has composed."""
         self._waiting_view = WaitingView(self.waiting)
         self._running_view = RunningView(self)
         self._last_outputs: list[tuple[int, int, int, SimRequest]] = []
@@ -182,13 +184,16 @@ class Scheduler:
     def skip_decodes(self, num_steps: int) -> None:
         """Compose ``num_steps`` further decode-only steps of the sequences at hand, for which the blocks are free.
 
-        The cost is asked for the last of them alone, so that it knows what ran: they lie on one line.
+        They lie on one line, on which the cost is asked for a single step, once, so that it knows what ran.
         """
         decodes = self.decodes
         self.pool.take(decodes.new_blocks_over(self.next_index, num_steps))
         self.next_index += num_steps
-        num_seqs, kv_tokens = decodes.num_seqs, decodes.kv_tokens(self.next_index - 1)
-        self.cost.step_s(StepShape(0, 0, 0, num_seqs, kv_tokens, self.step_ks[decodes.k_exec]))
+        line = (decodes.num_seqs, decodes.k_exec)
+        if line not in self._lines_run:
+            self._lines_run.add(line)
+            kv_tokens = decodes.kv_tokens(self.next_index - 1)
+            self.cost.step_s(StepShape(0, 0, 0, decodes.num_seqs, kv_tokens, self.step_ks[decodes.k_exec]))
         if self.pool.num_free_blocks < self._least_free_blocks:
             self._note_peak()
 

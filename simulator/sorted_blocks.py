@@ -55,10 +55,15 @@ class SortedBlocks(Generic[T]):
             blocks.append([entry])
             lasts.append(entry)
             return
-        number = min(bisect_left(lasts, entry), len(blocks) - 1)
-        block = blocks[number]
-        insort(block, entry)
-        lasts[number] = block[-1]
+        if lasts[-1] < entry:
+            number = len(blocks) - 1
+            block = blocks[number]
+            block.append(entry)
+            lasts[number] = entry
+        else:
+            number = bisect_left(lasts, entry)
+            block = blocks[number]
+            insort(block, entry)
         self._ends = []
         if len(block) > MOST_IN_BLOCK:
             half = len(block) // 2
@@ -69,19 +74,20 @@ class SortedBlocks(Generic[T]):
     def remove(self, entry: T) -> None:
         """Remove an entry that is there."""
         number = bisect_left(self._lasts, entry)
-        index = bisect_left(self._blocks[number], entry)
-        assert self._blocks[number][index] == entry
-        self._remove(number, index)
-
-    def remove_first(self) -> None:
-        """Remove the least entry; no comparison is made."""
-        self._remove(0, 0)
-
-    def _remove(self, number: int, index: int) -> None:
         block = self._blocks[number]
+        index = bisect_left(block, entry)
+        assert block[index] == entry
         del block[index]
         self._ends = []
         if not block:
             del self._blocks[number], self._lasts[number]
         elif index == len(block):
             self._lasts[number] = block[-1]
+
+    def remove_first(self) -> None:
+        """Remove the least entry; no comparison is made."""
+        block = self._blocks[0]
+        del block[0]
+        self._ends = []
+        if not block:
+            del self._blocks[0], self._lasts[0]
