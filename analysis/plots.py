@@ -7,6 +7,7 @@ byte. Colours are Okabe and Ito's, told apart by marker and dash as well.
 from __future__ import annotations
 
 import os
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ def _draw(figure: Figure, grid: SweepGrid, title: str, goodput: bool) -> None:
     bands = f"bands: 95% confidence over {len(grid.seeds)} seeds" if len(grid.seeds) > 1 else "one seed: no intervals"
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9.5, title=bands)
     figure.suptitle(
-        f"{title}; {grid.baseline} saturates at {grid.capacity_per_s:.3g}/s\n{_answer(grid)}",
+        f"{title}; {grid.baseline} saturates at {grid.capacity_per_s:.3g}/s\n{textwrap.fill(_answer(grid), _LINE)}",
         x=0.012,
         ha="left",
         fontsize=11.5,

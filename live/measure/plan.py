@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 #: Prompt tokens of the sequences that decode. Steps lengthen them; three times as many belong to the next.
 CONTEXTS = (128, 512, 2048, 8192)
@@ -83,7 +84,7 @@ def default_plan(captured_sizes: tuple[int, ...], ks: tuple[int, ...], max_num_s
     few = tuple(sorted({ks[0], ks[len(ks) // 3], ks[len(ks) // 2], ks[-1]}))
     sizes = [n for n in captured_sizes if n >= min(16, largest)]
     between = [(a + b) // 2 for a, b in zip(sizes[3::3], sizes[4::3], strict=False) if b - a > 2]
-    just_above = [a + 1 for a in sizes[5:-1:8]]
+    just_above = [a + 1 for a in sizes[:-1] if a >= 256]  # below, the host binds a step whatever its size
     prefill = [PrefillPoint(n) for n in sizes]
     prefill += [PrefillPoint(n, ks=few) for n in sorted({*between, *just_above})]
     for n in (n for n in (512, 2048, 4096, 8192) if n <= largest):
@@ -98,7 +99,9 @@ def default_plan(captured_sizes: tuple[int, ...], ks: tuple[int, ...], max_num_s
     contexts = [c for c in CONTEXTS if c <= max_context] or [max_context]
     every = contexts[len(contexts) // 3]
     decode = [DecodePoint(n, every) for n in all_seqs]
-    decode += [DecodePoint(n, every, few) for n in (12, 20, 44, 100, 200, 288, 576) if n <= max_num_seqs]
+    # padding costs less than real sequences, by size: one sequence above each captured size, and some way between
+    decode += [DecodePoint(a + 1, every, few) for a, b in pairwise(all_seqs) if b - a > 1]
+    decode += [DecodePoint(n, every, few) for n in (6, 12, 20, 44, 100, 200, 288, 576) if n <= max_num_seqs]
     decode += [DecodePoint(n, context, few) for context in contexts if context != every for n in coarse]
 
     mixed = [
