@@ -42,7 +42,9 @@ class Checkpoint:
 
     def _locate(self) -> dict[str, Path]:
         if (self.path / INDEX).exists():
-            weight_map = _read_json(self.path / INDEX, "").get("weight_map", {})
+            weight_map = _read_json(self.path / INDEX, "").get("weight_map")
+            if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+                raise RefactorError(f"{self.path / INDEX}: weight_map names no file for each tensor; download it again")
             shards = {name: self.path / file for name, file in weight_map.items()}
             for file in sorted(set(shards.values())):
                 if not file.exists():
@@ -75,6 +77,10 @@ class Checkpoint:
         if name not in self.shard_of:
             raise RefactorError(f"{self.path}: tensor {name!r} is missing")
         return _open(self.shard_of[name]).get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, without reading it; ``name`` must be there."""
+        return tuple(_open(self.shard_of[name]).get_slice(name).get_shape())
 
 
 class CheckpointWriter:
@@ -115,6 +121,8 @@ class CheckpointWriter:
         for number, names in enumerate(self._shards):
             final = SINGLE if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
             (self.path / f"shard-{number}").rename(self.path / final)
+            # safetensors lets nobody but the owner read; these are as readable as the directory
+            (self.path / final).chmod(self.path.stat().st_mode & 0o666)
             weight_map |= dict.fromkeys(names, final)
         if count > 1:
             self.write_json(INDEX, {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map})
@@ -146,9 +154,12 @@ def new_checkpoint(out: Path, *, shard_bytes: int = 4_000_000_000) -> Iterator[C
 
 
 def check_new(out: Path) -> None:
-    """Raise ``OutputError`` if ``out`` is there already."""
-    if out.exists():
+    """Raise ``OutputError`` if ``out`` is there already, or no directory can be made there."""
+    if out.exists() or out.is_symlink():
         raise OutputError(f"{out}: exists already; choose a new directory or remove it")
+    above = next(parent for parent in out.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise OutputError(f"{out}: {above} is no directory that can be written to; choose another place")
 
 
 def copy_companions(source: Path, target: Path, *, skip: Iterable[str] = ("config.json",)) -> None:

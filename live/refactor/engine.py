@@ -14,9 +14,16 @@ import torch
 from simmoe.errors import MissingDependency, RefactorError
 from simmoe.live.refactor.anneal import PUBLISHED, Schedule, anneal
 from simmoe.live.refactor.checkpoint import Checkpoint, check_new
-from simmoe.live.refactor.families import check_splits, family_of, moe_shape
-from simmoe.live.refactor.gates import ALLOCATIONS, DownProj, allocation_table, calibrate, choose_gate_neurons
-from simmoe.live.refactor.partition import contiguous, greedy, uniform_random
+from simmoe.live.refactor.families import check_splits, family_of, has_complex_gate, moe_shape
+from simmoe.live.refactor.gates import (
+    ALLOCATIONS,
+    DownProj,
+    allocation_table,
+    calibrate,
+    check_gate_neurons,
+    choose_gate_neurons,
+)
+from simmoe.live.refactor.partition import contiguous, drop_coefficients, greedy, uniform_random
 from simmoe.live.refactor.profiler import LayerProfile, calibration_batches, coverage_report, profile_model
 from simmoe.live.refactor.transform import LayerPlan, check_complete, write_refactored
 
@@ -53,10 +60,14 @@ class RefactorConfig:
 
 
 def load_model(path: Path, *, device: str | None = None, dtype: str = "auto", **options: Any) -> Any:
-    """A transformers model on ``device`` (a GPU if there is one), custom code of CG checkpoints allowed.
+    """A transformers model on ``device`` (a GPU if there is one).
+
+    Code in the directory is run for CG checkpoints alone: what published checkpoints bring (DeepSeek-V2's does) is of
+    older transformers and unlike the classes that the profiler hooks.
 
     Raises:
-        MissingDependency: transformers is not installed.
+        MissingDependency: transformers or the device is not there.
+        RefactorError: transformers cannot load the directory.
     """
     try:
         from transformers import AutoModelForCausalLM
@@ -65,8 +76,20 @@ def load_model(path: Path, *, device: str | None = None, dtype: str = "auto", **
         raise MissingDependency("this needs torch and transformers; pip install 'simmoe[refactor]'") from error
     logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=True, **options)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise MissingDependency(f"--device {device}: not usable here ({_first_line(error)}); try cpu") from error
+    own_code = has_complex_gate(Checkpoint(path).config)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=own_code, **options)
+    except Exception as error:  # a configuration that contradicts the tensors fails in as many ways as there are keys
+        raise RefactorError(f"{path}: transformers cannot load it ({_first_line(error)})") from error
     return model.to(device).eval()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def read_text(path: Path, option: str) -> str:
@@ -94,18 +117,21 @@ def load_tokenizer(path: Path) -> Any:
     if not any((path / name).exists() for name in files):
         raise RefactorError(f"{path}: no usable tokeniser (no {files[0]}); copy the model's tokenizer files there")
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=has_complex_gate(Checkpoint(path).config))
+    except Exception as error:  # as of a model, and malformed tokenizer.json raises a bare Exception
         raise RefactorError(
-            f"{path}: no usable tokeniser ({reason}); copy the model's tokenizer files there"
+            f"{path}: no usable tokeniser ({_first_line(error)}); copy the model's tokenizer files there"
         ) from error
 
 
 def profile_checkpoint(
     path: Path, calibration: Path, config: RefactorConfig, say: Callable[[str], None], device: str | None = None
 ) -> list[LayerProfile]:
-    """Load the model, run the calibration text, return the profiles; the model is let go."""
+    """Load the model, run the calibration text, return the profiles; the model is let go.
+
+    Raises:
+        RefactorError: model, tokeniser or text cannot be used, or an activation is not finite.
+    """
     tokenizer = load_tokenizer(path)
     source_config = Checkpoint(path).config
     context = min(config.context_tokens, int(source_config.get("max_position_embeddings", config.context_tokens)))
@@ -115,6 +141,14 @@ def profile_checkpoint(
     profiles: list[LayerProfile] = profile_model(
         model, batches, tokens_per_expert=config.tokens_per_expert, seed=config.seed
     )
+    for profile in profiles:
+        finite = profile.activations.isfinite().all(dim=2).all(dim=1)
+        if not finite.all():
+            expert = int(finite.int().argmin())
+            raise RefactorError(
+                f"{path}: layer {profile.layer} expert {expert} has activations that are not finite; its weights are "
+                "damaged, or exceed their dtype: download the checkpoint again"
+            )
     say(f"calibration: {sum(batch.numel() for batch in batches)} tokens. {coverage_report(profiles)}")
     return profiles
 
@@ -211,6 +245,9 @@ def refactor(
     family = family_of(source.config)
     shape = moe_shape(source.config, family)
     check_splits(shape, config.splits, family)
+    drop_coefficients(config.splits, config.k_drop)
+    if config.gate == "complex":
+        check_gate_neurons(config.gate_neurons, shape.width // config.splits)
     check_complete(source, shape)
     profiles = profile_checkpoint(path, calibration, config, say, device)
     plans, kappa = plan(profiles, config, source, say)

@@ -80,35 +80,47 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a checkpoint's configuration.
 
     Raises:
-        RefactorError: the checkpoint is already refactored, or of a family not listed here.
+        RefactorError: the checkpoint is already refactored, quantised, or of a family not listed here.
     """
     if RECORD_KEY in config:
         record = config[RECORD_KEY]
-        raise RefactorError(
-            f"checkpoint is already refactored (splits {record.get('splits')}, {record.get('gate')} gate); "
-            "start from the original model"
-        )
+        how = f" (splits {record.get('splits')}, {record.get('gate')} gate)" if isinstance(record, dict) else ""
+        raise RefactorError(f"checkpoint is already refactored{how}; start from the original model")
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise RefactorError(f"model_type {model_type!r} cannot be refactored{did_you_mean(str(model_type), FAMILIES)}")
+    if config.get("quantization_config"):
+        # its scales are of whole experts: they would not fit the parts
+        raise RefactorError("config.json: quantization_config is set; start from the checkpoint in bf16")
     return FAMILIES[model_type]
+
+
+def has_complex_gate(config: Mapping[str, Any]) -> bool:
+    """Whether this is the configuration of a CG checkpoint, which brings modelling code of ours."""
+    return config.get("model_type") in {family.complex_gate_model_type for family in FAMILIES.values()}
 
 
 def moe_shape(config: Mapping[str, Any], family: Family) -> MoeShape:
     """Read E, m and C.
 
     Raises:
-        RefactorError: a key is absent or no positive integer.
+        RefactorError: a key is absent or no positive integer, or m exceeds E.
     """
     values = []
     for key in (family.num_experts_key(config), "num_experts_per_tok", family.width_key):
         value = config.get(key)
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise RefactorError(
                 f"config.json: {key} is {value!r}; a {family.model_type} checkpoint needs a positive integer"
             )
         values.append(value)
-    return MoeShape(*values)
+    shape = MoeShape(*values)
+    if shape.top_k > shape.num_experts:
+        raise RefactorError(
+            f"config.json: num_experts_per_tok {shape.top_k} exceeds {family.num_experts_key(config)} "
+            f"{shape.num_experts}"
+        )
+    return shape
 
 
 def check_splits(shape: MoeShape, splits: int, family: Family) -> None:

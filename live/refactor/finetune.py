@@ -10,6 +10,7 @@ go on where it was, with the same windows and the same budgets.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -104,7 +105,8 @@ def finetune(
         teacher = _teacher(model, rows, record["splits"] * record["original"]["top_k"])
     optimizer = torch.optim.AdamW(masters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     state_path = state_path or out.parent / f".{out.name}.finetune.pt"
-    first = _resume(state_path, config, masters, rows, optimizer)
+    run = _identity(config, tokens, masters)
+    first = _resume(state_path, run, masters, rows, optimizer)
     if first:
         say(f"resumed at step {first} from {state_path}")
     windows = Windows(tokens, config.sequences, config.context_tokens, config.seed)
@@ -122,7 +124,7 @@ def finetune(
         if (step + 1) % 100 == 0 or step + 1 == config.steps:
             say(f"step {step + 1}/{config.steps}: loss {loss:.4f}, last budget {config.budget(step, 0)}")
         if (step + 1) % config.save_every == 0:
-            _save(state_path, config, step + 1, masters, optimizer)
+            _save(state_path, run, step + 1, masters, optimizer)
     record["finetuned"] = asdict(config)
     _write(source, out, {**source.config, RECORD_KEY: record}, masters)
     state_path.unlink(missing_ok=True)
@@ -194,10 +196,17 @@ def _check(config: FinetuneConfig, source: Checkpoint) -> None:
         raise RefactorError(f"objective {config.objective!r} is none of {', '.join(OBJECTIVES)}")
 
 
-def _save(path: Path, config: FinetuneConfig, step: int, masters: list[torch.Tensor], optimizer: Any) -> None:
+def _identity(config: FinetuneConfig, tokens: np.ndarray[Any, Any], masters: list[torch.Tensor]) -> dict[str, Any]:
+    """All that a run's outcome depends on: a state of another is refused."""
+    rows = hashlib.sha256(b"".join(row.cpu().numpy().tobytes() for row in masters))
+    text = hashlib.sha256(np.ascontiguousarray(tokens, dtype=np.int64).tobytes())
+    return {**asdict(config), "text": text.hexdigest(), "gates of the checkpoint": rows.hexdigest()}
+
+
+def _save(path: Path, run: dict[str, Any], step: int, masters: list[torch.Tensor], optimizer: Any) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
-        state = {"config": asdict(config), "step": step, "rows": masters, "optimizer": optimizer.state_dict()}
+        state = {"run": run, "step": step, "rows": masters, "optimizer": optimizer.state_dict()}
         torch.save(state, partial)
         os.replace(partial, path)
     except (OSError, RuntimeError) as error:
@@ -205,12 +214,16 @@ def _save(path: Path, config: FinetuneConfig, step: int, masters: list[torch.Ten
         raise OutputError(f"cannot write fine-tuning state {path}: {error}") from error
 
 
-def _resume(path: Path, config: FinetuneConfig, masters: list[torch.Tensor], rows: list[Any], optimizer: Any) -> int:
+def _resume(path: Path, run: dict[str, Any], masters: list[torch.Tensor], rows: list[Any], optimizer: Any) -> int:
     if not path.exists():
         return 0
-    state = torch.load(path, map_location=masters[0].device, weights_only=True)
-    if state["config"] != asdict(config):
-        changed = sorted(key for key, value in asdict(config).items() if state["config"].get(key) != value)
+    try:
+        state = torch.load(path, map_location=masters[0].device, weights_only=True)
+        found = state["run"]
+    except Exception as error:  # torch.load raises whatever the bytes lead it to
+        raise RefactorError(f"{path}: no state of a fine-tuning run; remove it to start anew") from error
+    if found != run:
+        changed = sorted(key for key, value in run.items() if found.get(key) != value)
         raise RefactorError(
             f"{path}: state of a run with other settings ({', '.join(changed)}); remove it to start anew"
         )

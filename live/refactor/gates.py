@@ -58,8 +58,7 @@ def choose_gate_neurons(profile: LayerProfile, order: torch.Tensor, splits: int,
         RefactorError: r outside 1..width / N.
     """
     num_experts, width = order.shape
-    if not 1 <= per_group <= width // splits:
-        raise RefactorError(f"--gate-neurons {per_group}: must be between 1 and the sub-expert width {width // splits}")
+    check_gate_neurons(per_group, width // splits)
     chosen = torch.empty(num_experts, splits, per_group, dtype=torch.int64)
     for expert in range(num_experts):
         rows = profile.activations[expert, : int(profile.kept[expert])]
@@ -68,6 +67,14 @@ def choose_gate_neurons(profile: LayerProfile, order: torch.Tensor, splits: int,
             best = scores.argsort(descending=True, stable=True)[:per_group].cpu()
             chosen[expert, n] = group[best].sort().values
     return chosen
+
+
+def check_gate_neurons(per_group: int, sub_expert_width: int) -> None:
+    """Raise ``RefactorError`` unless a sub-expert has ``per_group`` neurons to choose, one at the least."""
+    if not 1 <= per_group <= sub_expert_width:
+        raise RefactorError(
+            f"--gate-neurons {per_group}: must be between 1 and the sub-expert width {sub_expert_width}"
+        )
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,10 @@ def moe_layer_indices(source: Checkpoint) -> list[int]:
 
 
 def check_complete(source: Checkpoint, shape: MoeShape, layers: set[int] | None = None) -> None:
-    """Raise ``RefactorError`` unless ``layers`` are the MoE layers, each with its gate and all its experts' tensors."""
+    """Raise ``RefactorError`` unless ``layers`` are the MoE layers, each with its gate and all its experts' tensors.
+
+    A gate's rows, and the first expert's width, must be what config.json says.
+    """
     present = moe_layer_indices(source)
     if not present:
         raise RefactorError(
@@ -105,6 +108,14 @@ def check_complete(source: Checkpoint, shape: MoeShape, layers: set[int] | None 
         missing = wanted - source.shard_of.keys()
         if missing:
             raise RefactorError(f"{source.path}: tensor {min(missing)!r} is missing ({len(missing)} in layer {layer})")
+        rows = {"gate": shape.num_experts, "experts.0.up_proj": shape.width}
+        for part, expected in rows.items():
+            name = f"model.layers.{layer}.mlp.{part}.weight"
+            found = source.shape(name)
+            if found[:1] != (expected,):
+                raise RefactorError(
+                    f"{source.path}: tensor {name!r} has shape {list(found)}, but config.json asks for {expected} rows"
+                )
 
 
 def _split_tensors(

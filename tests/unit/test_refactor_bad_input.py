@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ import safetensors.torch  # noqa: E402
 
 from simmoe import cli  # noqa: E402
 from simmoe.errors import OutputError, RefactorError, SimmoeError  # noqa: E402
-from simmoe.live.refactor import checkpoint  # noqa: E402
+from simmoe.live.refactor import checkpoint, engine  # noqa: E402
 from simmoe.live.refactor.anneal import Schedule  # noqa: E402
 from simmoe.live.refactor.engine import RefactorConfig, refactor  # noqa: E402
 from tests.support.small_moe import calibration_text, write_model  # noqa: E402
@@ -61,6 +63,14 @@ def drop_an_expert(model: Path) -> None:
     path.write_text(json.dumps(index))
 
 
+def spoil_a_weight(model: Path) -> None:
+    name = "model.layers.0.mlp.experts.3.up_proj.weight"
+    path = checkpoint.Checkpoint(model).shard_of[name]
+    tensors = safetensors.torch.load_file(path)
+    tensors[name][0, 0] = float("nan")
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+
+
 def drop_tokenizer(model: Path) -> None:
     for file in model.glob("tokenizer*"):
         file.unlink()
@@ -71,6 +81,18 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "refactored already": (
         lambda m: edit_config(m, simmoe_refactor={"splits": 4, "gate": "linear"}), "already refactored (splits 4",
     ),
+    "refactored by hand": (lambda m: edit_config(m, simmoe_refactor="yes"), "already refactored; start from"),
+    "family of another type": (lambda m: edit_config(m, model_type=["olmoe"]), "['olmoe'] cannot be refactored"),
+    "quantised": (lambda m: edit_config(m, quantization_config={"quant_method": "fp8"}), "quantization_config is set"),
+    "more selected than there are": (lambda m: edit_config(m, num_experts_per_tok=9), "9 exceeds num_experts 8"),
+    "true is no number": (lambda m: edit_config(m, num_experts_per_tok=True), "num_experts_per_tok is True"),
+    "another width": (lambda m: edit_config(m, intermediate_size=64), "config.json asks for 64 rows"),
+    "fewer experts": (lambda m: edit_config(m, num_experts=4), "config.json asks for 4 rows"),
+    "another head count": (lambda m: edit_config(m, num_attention_heads=3), "transformers cannot load it"),
+    "index without files": (
+        lambda m: (m / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}'), "names no file",
+    ),
+    "a weight that is no number": (spoil_a_weight, "layer 0 expert 3 has activations that are not finite"),
     "no count": (lambda m: edit_config(m, num_experts=None), "num_experts is None"),
     "missing shard": (lambda m: last_shard(m).unlink(), "is missing; download the checkpoint again"),
     "cut shard": (lambda m: last_shard(m).write_bytes(last_shard(m).read_bytes()[:100]), "not a readable safetensors"),
@@ -101,6 +123,10 @@ def test_spoiled_checkpoints(case: str, model: Path, text: Path, tmp_path: Path)
         (["--gate-neurons", "9"], 7, "between 1 and the sub-expert width 8"),
         (["--cooling", "1.5"], 2, "--cooling 1.5"),
         (["--gate", "cubic"], 2, "cubic"),
+        (["--t0", "nan"], 2, "--t0 nan"),
+        (["--t0", "inf"], 2, "--t0 inf"),
+        (["--seed", str(2**32)], 2, "--seed"),
+        (["--device", "abacus"], 6, "--device abacus"),
     ],
 )
 def test_options(
@@ -112,6 +138,48 @@ def test_options(
     said = capsys.readouterr().err
     assert message in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("config", [replace(QUICK, k_drop=4), replace(QUICK, gate_neurons=9)])
+def test_options_are_refused_before_the_model_is_loaded(
+    config: RefactorConfig, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "load_model", None)
+    with pytest.raises(RefactorError, match="must be between 1 and"):
+        refactor(model, text, tmp_path / "out", config, device="cpu")
+
+
+def test_an_output_that_cannot_be_is_refused_before_the_model_is_loaded(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "load_model", None)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for out, message in ((text / "out", "no directory that can be written to"), (tmp_path / "dangling", "exists")):
+        with pytest.raises(OutputError, match=message):
+            refactor(model, text, out, QUICK, device="cpu")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write to any directory
+    with pytest.raises(OutputError, match="no directory that can be written to"):
+        refactor(model, text, tmp_path / "new" / "out", QUICK, device="cpu")
+    assert not (tmp_path / "new").exists()
+
+
+def test_code_in_the_source_is_not_run(tmp_path: Path, text: Path) -> None:
+    """The published DeepSeek-V2 brings modelling code of an older transformers, whose experts cannot be hooked."""
+    model = write_model(tmp_path / "model", "deepseek_v2")
+    stem = {"AutoConfig": "configuration_deepseek.DeepseekV2Config", "AutoModelForCausalLM": "modeling_deepseek.Model"}
+    edit_config(model, auto_map=stem)
+    for name in ("configuration_deepseek.py", "modeling_deepseek.py"):
+        (model / name).write_text("raise ImportError('needs transformers 4.39')")
+    refactor(model, text, tmp_path / "out", QUICK, device="cpu")
+    assert "simmoe_cg_deepseek_v2" in (tmp_path / "out" / "config.json").read_text()
+
+
+def test_shards_are_as_readable_as_other_files(tmp_path: Path) -> None:
+    with checkpoint.new_checkpoint(tmp_path / "out", shard_bytes=1000) as writer:
+        for n in range(3):
+            writer.add(f"t{n}", torch.zeros(200))
+        writer.write_json("config.json", {})
+    assert len({file.stat().st_mode for file in (tmp_path / "out").iterdir()}) == 1
 
 
 def test_too_little_calibration_text(model: Path, tmp_path: Path) -> None:

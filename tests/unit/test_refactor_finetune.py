@@ -155,8 +155,29 @@ def test_refusals(linear: Path, tmp_path: Path) -> None:
         finetune(linear, tokens(), tmp_path / "there", QUICK, load=load)
 
 
-def test_a_state_of_other_settings_is_refused(linear: Path, tmp_path: Path) -> None:
+def other_text() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(1).integers(2, 256, 2000)
+
+
+def test_a_state_of_another_run_is_refused(linear: Path, tmp_path: Path) -> None:
+    """Other settings, another text, another checkpoint: going on would mix two runs in silence."""
     state = tmp_path / "state.pt"
-    module._save(state, QUICK, 2, [], torch.optim.AdamW([torch.zeros(1)]))
-    with pytest.raises(RefactorError, match=r"other settings \(learning_rate\)"):
-        finetune(linear, tokens(), tmp_path / "out", replace(QUICK, learning_rate=1.0), load=load, state_path=state)
+    rows = [torch.tensor(row).view(32, 64) for row in gates(linear).values()]
+    run = module._identity(QUICK, tokens(), rows)
+    cases = [
+        (run, replace(QUICK, learning_rate=1.0), tokens(), r"other settings \(learning_rate\)"),
+        (run, QUICK, other_text(), r"other settings \(text\)"),
+        (module._identity(QUICK, tokens(), [row + 1 for row in rows]), QUICK, tokens(), r"\(gates of the checkpoint\)"),
+    ]
+    for saved, config, text, message in cases:
+        module._save(state, saved, 2, [], torch.optim.AdamW([torch.zeros(1)]))
+        with pytest.raises(RefactorError, match=message):
+            finetune(linear, text, tmp_path / "out", config, load=load, state_path=state)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 half a zip file"])
+def test_a_file_that_is_no_state_is_refused(content: bytes, linear: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state.pt"
+    state.write_bytes(content)
+    with pytest.raises(RefactorError, match="no state of a fine-tuning run; remove it"):
+        finetune(linear, tokens(), tmp_path / "out", QUICK, load=load, state_path=state)

@@ -108,7 +108,7 @@ def _budgets(text: str | None, config: dict[str, Any]) -> list[int | None]:
     found: list[int | None] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()) or int(low) < 1:
+        if not low.isdecimal() or (dash and not high.isdecimal()) or not 1 <= int(low) <= int(high or low):
             raise UsageError(f"--k {text}: '{part}' is no budget; write numbers and ranges such as 4,8,10-12, or 'all'")
         found += range(int(low), int(high or low) + 1)
     return found

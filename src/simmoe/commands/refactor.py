@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ _TOKENS_PER_EXPERT = click.option(
     "--tokens-per-expert", type=click.IntRange(1), default=2048, show_default=True, help="Activations kept an expert."
 )
 _DEVICE = click.option("--device", default=None, help="cuda or cpu; default: a GPU if there is one.")
-_SEED = click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+_SEED = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 
 
 @click.group(cls=_DefaultToSplit)
@@ -123,7 +124,7 @@ def inspect(
     if out is not None:
         try:
             concentration.plot(profiles, out, f"{model_dir.name}, {calibration_tokens} calibration tokens")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise OutputError(f"--out {out}: cannot be written ({error})") from error
         _say(f"figure: {out}")
 
@@ -176,6 +177,8 @@ def finetune(
 def _schedule(t0: float, cooling: str, iterations: int) -> Schedule:
     from simmoe.live.refactor.anneal import Schedule
 
+    if not math.isfinite(t0):
+        raise UsageError(f"--t0 {t0}: give a finite temperature")
     if cooling == "spread":
         return Schedule.spread(t0, max(1, iterations)) if t0 > 0 else Schedule(0.0, 1.0, iterations)
     try:
