@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from compared import Compared
 from plan import POLICIES
 
 from simmoe.analysis.metrics import request_latencies
 from simmoe.analysis.picture import picture
 from simmoe.records import RunRecord
-
-if TYPE_CHECKING:
-    from analyse import Compared
 
 _COLOURS = dict(zip(POLICIES, ("#7a7a7a", "#c8553d", "#2b6ca3"), strict=True))
 _PANELS = (("ttft", "mean", "mean TTFT, ms"), ("ttft", "p99", "p99 TTFT, ms"), ("tpot", "mean", "mean TPOT, ms"))
