@@ -1,7 +1,8 @@
 """Hugging Face checkpoints on disk: read tensor by tensor, written shard by shard into a directory that appears whole.
 
 A checkpoint is written into a hidden sibling directory and renamed when its index is on disk, so what bears the asked
-name is complete. Memory holds one output shard, never the model.
+name is complete. The sibling of a run that was killed is removed by the next one that writes to that name on the same
+machine. Memory holds one output shard, never the model.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,9 +138,11 @@ def new_checkpoint(out: Path, *, shard_bytes: int = 4_000_000_000) -> Iterator[C
         OutputError: ``out`` exists, or the disk is full or not writable.
     """
     check_new(out)
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    stem = f".{out.name}.partial-{socket.gethostname()}-"
+    partial = out.parent / f"{stem}{os.getpid()}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(out.parent, stem)
         partial.mkdir()
         writer = CheckpointWriter(partial, shard_bytes)
         yield writer
@@ -151,6 +155,24 @@ def new_checkpoint(out: Path, *, shard_bytes: int = 4_000_000_000) -> Iterator[C
         raise OutputError(f"cannot write checkpoint {out}: {error}; nothing was left there") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_leftovers(parent: Path, stem: str) -> None:
+    """Remove what killed runs of this machine left: directories named by ``stem`` and a process that is gone."""
+    for entry in parent.iterdir():
+        pid = entry.name.removeprefix(stem)
+        if entry.name.startswith(stem) and pid.isdecimal() and (int(pid) == os.getpid() or not _runs(int(pid))):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # somebody else's
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def check_new(out: Path) -> None:

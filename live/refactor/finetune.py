@@ -88,7 +88,8 @@ def finetune(
         load: gives the transformers model of a directory, on its device.
         state_path: where the run's state is kept until it ends; default ``.OUT.finetune.pt`` beside ``out``.
     Raises:
-        RefactorError: not an LG checkpoint, fine-tuned already, a budget it cannot run, or a state of other settings.
+        RefactorError: not an LG checkpoint, fine-tuned already, a budget or window it cannot run, or a state of other
+            settings.
         OutputError: ``out`` exists or cannot be written.
     """
     check_new(out)
@@ -188,6 +189,9 @@ def _check(config: FinetuneConfig, source: Checkpoint) -> None:
     ceiling = record["splits"] * record["original"]["num_experts"]
     if not 1 <= config.k_start <= config.k_end <= ceiling:
         raise RefactorError(f"budgets {config.k_start}..{config.k_end}: need 1 <= start <= end <= {ceiling}")
+    positions = source.config.get("max_position_embeddings")
+    if isinstance(positions, int) and config.context_tokens > positions:
+        raise RefactorError(f"context {config.context_tokens}: the model takes {positions} tokens a window")
     if config.sequences % config.micro_sequences:
         raise RefactorError(f"batch {config.sequences} is not a multiple of micro-batch {config.micro_sequences}")
     if config.budget_schedule not in BUDGET_SCHEDULES:

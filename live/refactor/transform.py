@@ -17,6 +17,7 @@ from simmoe.live.refactor.checkpoint import Checkpoint, copy_companions, new_che
 from simmoe.live.refactor.families import (
     EXPERT_TENSOR,
     GATE_TENSOR,
+    RECORD_KEY,
     MoeShape,
     family_of,
     moe_shape,
@@ -73,12 +74,25 @@ def write_refactored(
     with new_checkpoint(out, shard_bytes=shard_bytes) as writer:
         for name, tensor in _split_tensors(source, {plan.layer: plan for plan in plans}, shape, splits, linear):
             writer.add(name, tensor)
-        copy_companions(source.path, writer.path)
+        copy_companions(source.path, writer.path, skip=("config.json", "README.md"))
+        (writer.path / "README.md").write_text(_model_card(source, shape, record))
         writer.write_json("config.json", config)
         orders = {f"layer_{plan.layer}": plan.order.to(torch.int32).numpy() for plan in plans}
         np.savez_compressed(writer.path / PARTITION_FILE, **orders)
         if not linear:
             shutil.copyfile(modeling_complex_gate.__file__, writer.path / Path(modeling_complex_gate.__file__).name)
+
+
+def _model_card(source: Checkpoint, shape: MoeShape, record: Mapping[str, Any]) -> str:
+    splits = int(record["splits"])
+    linear = record["gate"] == "linear"
+    code = "" if linear else "\nThe router is code in this directory: load with `trust_remote_code=True`."
+    return f"""# {source.path.resolve().name}, refactored
+
+Each of the {shape.num_experts} routed experts of a layer was split into {splits} sub-experts of width
+{shape.width // splits} by `simmoe refactor` ({record["gate"]} gate); config.json says how under `{RECORD_KEY}`.{code}
+Licence, training and intended use are the original model's: see its card.
+"""
 
 
 def moe_layer_indices(source: Checkpoint) -> list[int]:

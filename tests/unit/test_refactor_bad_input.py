@@ -6,6 +6,10 @@ import errno
 import json
 import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +232,64 @@ def test_any_failure_half_way_leaves_nothing(pristine: Path, tmp_path: Path) -> 
         writer.add("a", torch.zeros(3))
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+
+
+_STOPS_IN_ITS_SECOND_SHARD = """
+import sys, time
+from pathlib import Path
+import torch
+from simmoe.live.refactor import checkpoint
+
+save, shards = checkpoint.save_file, []
+
+def save_half(tensors, path, **more):
+    save(tensors, path, **more)
+    shards.append(path)
+    if len(shards) == 2:
+        path.write_bytes(path.read_bytes()[:100])
+        print("half way", flush=True)
+        sys.stdin.read()
+
+checkpoint.save_file = save_half
+with checkpoint.new_checkpoint(Path(sys.argv[1]), shard_bytes=1000) as writer:
+    for n in range(5):
+        writer.add(f"t{n}", torch.zeros(200))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_run_leaves_nothing_that_looks_whole_and_the_next_removes_it(
+    how: signal.Signals, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", _STOPS_IN_ITS_SECOND_SHARD, str(out)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "half way\n"
+        (partial,) = tmp_path.iterdir()
+        with checkpoint.new_checkpoint(tmp_path / "other") as writer:
+            writer.add("a", torch.zeros(3))
+        with pytest.raises(KeyboardInterrupt), checkpoint.new_checkpoint(out):
+            raise KeyboardInterrupt
+        assert partial.exists()  # its run was alive
+        run.send_signal(how)
+        run.wait()
+    assert not out.exists()
+    assert partial.exists() == (how != signal.SIGINT)
+    with checkpoint.new_checkpoint(out) as writer:
+        writer.add("a", torch.zeros(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
+
+
+def test_leftovers_of_other_machines_and_names_stay(tmp_path: Path) -> None:
+    dead = 2**22 + 1  # above the kernel's largest process id
+    there = [f".out.partial-elsewhere-{dead}", f".out2.partial-{socket.gethostname()}-{dead}", ".out.partial-mine"]
+    for name in there:
+        (tmp_path / name).mkdir()
+    with checkpoint.new_checkpoint(tmp_path / "out") as writer:
+        writer.add("a", torch.zeros(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*there, "out"])
 
 
 def test_shards_and_index_round_trip(tmp_path: Path) -> None:

@@ -148,6 +148,8 @@ def test_refusals(linear: Path, tmp_path: Path) -> None:
         finetune(linear.parent / "model", tokens(), tmp_path / "out", QUICK, load=load)
     with pytest.raises(RefactorError, match="1 <= start <= end <= 32"):
         finetune(linear, tokens(), tmp_path / "out", replace(QUICK, k_end=33), load=load)
+    with pytest.raises(RefactorError, match="context 129: the model takes 128 tokens"):
+        finetune(linear, tokens(), tmp_path / "out", replace(QUICK, context_tokens=129), load=load)
     with pytest.raises(RefactorError, match="not a multiple of micro-batch"):
         finetune(linear, tokens(), tmp_path / "out", replace(QUICK, micro_sequences=3), load=load)
     (tmp_path / "there").mkdir()
