@@ -36,19 +36,24 @@ def gate_modules(model: Any) -> list[Any]:
     return [module for name, module in model.named_modules() if name.endswith("mlp.gate") and hasattr(module, "top_k")]
 
 
-def set_budget(model: Any, k: int) -> None:
-    """Route every token to its top ``k`` (sub-)experts from now on.
-
-    Raises:
-        UsageError: the model has no MoE layer, or fewer experts than ``k``.
-    """
+def check_budget(model: Any, k: int) -> None:
+    """Raise ``UsageError`` if the model has no MoE layer, or fewer experts than ``k``."""
     gates = gate_modules(model)
     if not gates:
         raise UsageError(f"{type(model).__name__} has no routed experts; --k needs a Mixture-of-Experts checkpoint")
     ceiling = min(getattr(gate, "max_budget", gate.num_experts) for gate in gates)
     if not 1 <= k <= ceiling:
         raise UsageError(f"budget k={k} is outside 1..{ceiling} of this checkpoint")
-    for gate in gates:
+
+
+def set_budget(model: Any, k: int) -> None:
+    """Route every token to its top ``k`` (sub-)experts from now on.
+
+    Raises:
+        UsageError: see :func:`check_budget`.
+    """
+    check_budget(model, k)
+    for gate in gate_modules(model):
         gate.top_k = k
 
 

@@ -21,6 +21,7 @@ from tests.support.small_moe import calibration_text, write_model  # noqa: E402
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workspace")
     write_model(folder / "model", "olmoe")
+    (folder / "model" / "README.md").write_text("8 experts of width 32")
     calibration_text(folder / "text", 2000)
     for gate in ("complex", "linear"):
         command = ["refactor", f"{folder}/model", "--splits", "4", "--gate", gate, "--calibration", f"{folder}/text"]
@@ -36,6 +37,13 @@ def test_refactor_records_what_it_did(workspace: Path) -> None:
     assert len(record["calibration"]["sha256"]) == 64
     linear = json.loads((workspace / "linear" / "config.json").read_text())
     assert linear["model_type"] == "olmoe" and "kappa" not in linear["simmoe_refactor"]
+
+
+@pytest.mark.parametrize("gate", ["linear", "complex"])
+def test_the_model_card_is_of_the_new_checkpoint(gate: str, workspace: Path) -> None:
+    card = (workspace / gate / "README.md").read_text()
+    assert "8 routed experts of a layer was split into 4 sub-experts of width\n8 by" in card
+    assert ("trust_remote_code" in card) == (gate == "complex")
 
 
 @pytest.mark.parametrize("folder", ["model", "linear", "complex"])
@@ -95,6 +103,8 @@ def test_finetune_writes_a_checkpoint_that_eval_reads(workspace: Path, tmp_path:
         ([], 2, "give either --text FILE"),
         (["--text", "{}/text", "--tasks", "sciq"], 2, "one of the two"),
         (["--text", "{}/text", "--k", "9"], 2, "budget k=9 is outside 1..8"),
+        (["--text", "{}/text", "--k", "4,9"], 2, "budget k=9 is outside 1..8"),
+        (["--text", "{}/text", "--context", "129"], 2, "--context 129: the model takes 128 tokens"),
         (["--text", "{}/text", "--k", "2,x"], 2, "'x' is no budget"),
         (["--text", "{}/text", "--k", "5-3"], 2, "'5-3' is no budget"),
         (["--text", "{}/text", "--k", "\u00b2"], 2, "is no budget"),
@@ -108,5 +118,6 @@ def test_eval_refusals(
 ) -> None:
     command = ["eval", f"{workspace}/complex", *(argument.format(workspace) for argument in arguments)]
     assert cli.run(command) == code
-    said = capsys.readouterr().err
+    out, said = capsys.readouterr()
     assert message in said and said.count("\n") == 1
+    assert out == ""

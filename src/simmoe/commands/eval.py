@@ -43,25 +43,31 @@ def eval_(
     config = Checkpoint(model_dir).config
     chosen = _budgets(budgets, config)
     if text is not None:
-        _perplexity(model_dir, text, chosen, config, context, max_tokens, dtype, device, as_json)
+        _perplexity(model_dir, text, chosen, context, max_tokens, dtype, device, as_json)
     else:
         assert tasks is not None
         _tasks(model_dir, tasks, chosen, include_path, limit, num_fewshot, dtype, as_json)
 
 
 def _perplexity(
-    model_dir: Path, text: Path, budgets: list[int | None], config: dict[str, Any], context: int | None,
+    model_dir: Path, text: Path, budgets: list[int | None], context: int | None,
     max_tokens: int | None, dtype: str, device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     import torch
 
-    from simmoe.live.evaluate.perplexity import perplexity, set_budget
+    from simmoe.live.evaluate.perplexity import check_budget, perplexity, set_budget
     from simmoe.live.refactor.engine import load_model, load_tokenizer, read_text
 
     ids = load_tokenizer(model_dir)(read_text(text, "--text"), verbose=False)["input_ids"]
     tokens = torch.tensor(ids[:max_tokens], dtype=torch.int64)
-    window = context or min(2048, int(config.get("max_position_embeddings", 2048)))
     model = load_model(model_dir, device=device, dtype=dtype)
+    positions: int | None = getattr(model.config, "max_position_embeddings", None)
+    window = context or min(2048, positions or 2048)
+    if positions is not None and window > positions:
+        raise UsageError(f"--context {window}: the model takes {positions} tokens (max_position_embeddings)")
+    for k in budgets:
+        if k is not None:
+            check_budget(model, k)
     if not as_json:
         click.echo(f"{model_dir}: {tokens.numel()} tokens of {text}, windows of {window}, no overlap")
         click.echo("    k  perplexity  nats/token")
