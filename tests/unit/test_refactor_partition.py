@@ -22,6 +22,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from simmoe.errors import RefactorError  # noqa: E402
+from simmoe.live.refactor import anneal_cpu  # noqa: E402
 from simmoe.live.refactor.anneal import PUBLISHED, Schedule, anneal  # noqa: E402
 from simmoe.live.refactor.partition import (  # noqa: E402
     canonical,
@@ -115,6 +116,46 @@ def test_annealing_reaches_the_best_of_all_partitions(k_drop: int | None) -> Non
         for start in starts
     )
     assert found == pytest.approx(best, rel=1e-6)
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 9), st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_change_of_a_swap_is_the_difference_of_two_objectives(
+    splits: int, room: int, rows: int, data: st.DataObject
+) -> None:
+    seed = data.draw(st.integers(0, 2**31))
+    activations = torch.randn(1, rows, splits * room, generator=torch.Generator().manual_seed(seed))
+    order = uniform_random(1, splits * room, splits, seed)
+    a, b = data.draw(st.permutations(range(splits)))[:2]
+    at_a, at_b = (group * room + data.draw(st.integers(0, room - 1)) for group in (a, b))
+    swapped = order.clone()
+    swapped[0, at_a], swapped[0, at_b] = order[0, at_b], order[0, at_a]
+    columns = activations[0].abs().T.contiguous().numpy()
+    masses = group_masses(activations, order, splits)[0].T.float().contiguous().numpy()
+    i, j, total = int(order[0, at_a]), int(order[0, at_b]), float(activations.abs().sum())
+    for k_drop in (None, *range(1, splits)):
+        wanted = float(losses(activations, swapped, splits, k_drop) - losses(activations, order, splits, k_drop))
+        weights = drop_coefficients(splits, k_drop).float().numpy()
+        ranked = anneal_cpu._ranked_change(columns, masses, i, j, a, b, splits, weights)
+        assert float(ranked) / total == pytest.approx(wanted, abs=1e-5)
+        if k_drop is None:
+            pairwise = anneal_cpu._pairwise_change(columns[j], columns[i], masses, a, b)
+            assert float(pairwise) / total / (splits - 1) == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize("pairwise", [True, False])
+def test_the_masses_kept_along_the_way_are_those_of_the_final_partition(pairwise: bool) -> None:
+    activations = torch.rand(2, 25, 12, generator=torch.Generator().manual_seed(4))
+    order = uniform_random(2, 12, 3, 0)
+    masses = group_masses(activations, order, 3).transpose(1, 2).float().contiguous()
+    columns, found = activations.transpose(1, 2).contiguous(), order.clone()
+    unit = (1e6 / columns.sum((1, 2))).numpy()
+    weights = drop_coefficients(3, None).float().numpy()
+    anneal_cpu.anneal_experts(
+        columns.numpy(), masses.numpy(), found.numpy(), unit, weights, pairwise, 2000, 5000.0, 0.999, 1
+    )
+    assert not torch.equal(found, order)
+    assert torch.allclose(masses, group_masses(activations, found, 3).transpose(1, 2).float(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("k_drop", [None, 1, 3])

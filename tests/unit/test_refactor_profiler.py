@@ -58,6 +58,23 @@ def test_reservoir_is_uniform_over_all_batches() -> None:
     assert float(((counts - 80) ** 2 / 64).sum()) < 80
 
 
+def test_reservoir_holds_no_more_after_a_thousand_times_its_rows() -> None:
+    reservoir = _Reservoir(0, _Experts, 8, torch.Generator().manual_seed(0))
+
+    def held() -> int:
+        tensors = (value for value in vars(reservoir).values() if isinstance(value, torch.Tensor))
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    # two experts of eight rows, each a key, an activation of width 1 and a weight (float32) and a rank (int64)
+    bound = 2 * 8 * (4 + 4 + 4 + 8) + 2 * 8
+    assert held() == bound
+    for batch in torch.arange(8000).split(100):
+        offer(reservoir, batch)
+    assert held() == bound
+    assert reservoir.profile().activations.shape == (2, 8, 1)
+    assert all(not isinstance(value, list | dict) for value in vars(reservoir).values())
+
+
 def test_reservoir_keeps_everything_below_its_size() -> None:
     reservoir = _Reservoir(0, _Experts, 8, torch.Generator().manual_seed(0))
     offer(reservoir, torch.arange(100, 103), expert=1)
