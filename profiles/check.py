@@ -200,7 +200,7 @@ def host_spread(table: StepTable, calibration: Sequence[CheckedStep] = ()) -> fl
 
     Args:
         table: its points above the captured sizes tell, (p90 - p10) / step time, the median over them ...
-        calibration: ... unless the same lease recorded other such steps: p90 - p10 of their measured / predicted.
+        calibration: ... unless the same machine recorded other such steps that day: p90 - p10 of measured / predicted.
     Returns:
         0 where nothing was measured above the captured sizes.
     """
