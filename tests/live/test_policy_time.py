@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,20 +17,13 @@ pytestmark = [
 ]
 
 NUM_WAITING = 1000
-NUM_STEPS = 40
-NUM_SPELLS = 3
-"""Of which the fastest counts: a core that others share makes the same work take longer."""
+NUM_STEPS = 100
 LIMIT_S = 200e-6
-LIMIT_SHARE = 0.1
-"""Of vLLM's own time for the same step, on a core so slow or so shared that that takes above 2 ms."""
 
 
 @pytest.mark.parametrize("policy", ["fifo", "fixed-k", "tiers", "tiers,max_wait_s=0.5"])
 def test_a_step_with_a_thousand_waiting(tmp_path: Path, policy: str) -> None:
-    """Mean CPU time a step of views, the policy's own code and the check of its plan; under aging all are aged.
-
-    What the machine and its other users do to it they do to vLLM's scheduling of the same steps, a yardstick.
-    """
+    """Mean CPU time a step of views, the policy's own code and the check of its plan; under aging all are aged."""
     from tests.live.schedulers import Pipeline, make_request, make_scheduler
 
     scheduler = make_scheduler(
@@ -55,19 +47,13 @@ def test_a_step_with_a_thousand_waiting(tmp_path: Path, policy: str) -> None:
         pipeline.schedule()
         pipeline.deliver()
         fill()
-    means_s, vllm_s = [], []
-    for _ in range(NUM_SPELLS):
-        scheduler.num_plans, scheduler.policy_s = 0, 0.0
-        total_s = 0.0
-        for _ in range(NUM_STEPS):
-            start_s = time.thread_time()
-            pipeline.schedule()
-            total_s += time.thread_time() - start_s
-            pipeline.deliver()
-            fill()
-        assert scheduler.num_plans > NUM_STEPS / 4, "the policy is hardly asked"
-        means_s.append(scheduler.policy_s / scheduler.num_plans)
-        vllm_s.append((total_s - scheduler.policy_s) / NUM_STEPS)
-    told = " ".join(f"{1e6 * ours:.0f} ({ours / theirs:.1%})" for ours, theirs in zip(means_s, vllm_s, strict=True))
-    print(policy, told, "us a plan (share of vLLM's time for the step)")
-    assert min(means_s) <= max(LIMIT_S, LIMIT_SHARE * min(vllm_s))
+    scheduler.num_plans, scheduler.policy_s = 0, 0.0
+    for _ in range(NUM_STEPS):
+        pipeline.schedule()
+        pipeline.deliver()
+        fill()
+    assert scheduler.num_plans > NUM_STEPS / 4, "the policy is hardly asked"
+    mean_s = scheduler.policy_s / NUM_STEPS
+    print(f"{policy}: {1e6 * mean_s:.0f} us a step, {1e6 * scheduler.policy_s / scheduler.num_plans:.0f} us a plan")
+    assert mean_s <= LIMIT_S
+    assert scheduler.policy_s / scheduler.num_plans <= LIMIT_S

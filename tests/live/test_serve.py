@@ -73,7 +73,8 @@ def test_a_deployment_from_start_to_drain(deployment: Deployment, tmp_path: Path
 def check_answers(deployment: Deployment) -> None:
     low, high = deployment.complete(model="tiny:k=1", max_tokens=8), deployment.complete(model="tiny:k=8", max_tokens=8)
     assert (low[0], high[0]) == (200, 200)
-    assert {low[2]["x-simmoe-rank"], high[2]["x-simmoe-rank"]} <= {"0", "1"}
+    assert low[2]["x-simmoe-rank"] == "0"
+    assert high[2]["x-simmoe-rank"] == "1"
     # the same prompt under another budget is another computation; under the same one it is the same on any rank
     assert low[1]["choices"][0]["text"] != high[1]["choices"][0]["text"]
     by_argument = deployment.complete(max_tokens=8, vllm_xargs={"simmoe_k": 1})

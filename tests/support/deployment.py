@@ -19,16 +19,10 @@ _ROOT = Path(__file__).parents[2]
 
 
 def wait_for(holds: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
-    """Return the first true value of ``holds()``; fail after ``seconds``.
-
-    Of a machine that has a core for whatever wants to run, and lets this process look at least 20 times in each: where
-    others take it, seconds last longer.
-    """
-    seconds *= max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-    deadline, looks = time.monotonic() + seconds, 0
+    """Return the first true value of ``holds()``; fail after ``seconds``."""
+    deadline = time.monotonic() + seconds
     while not (value := holds()):
-        looks += 1
-        assert time.monotonic() < deadline or looks < 20 * seconds, f"not within {seconds:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(0.01)
     return value
 
