@@ -94,7 +94,7 @@ def fixed(
     # the oracle tells one k from another, at the prompt's end and at every decode step
     for k, other in pairwise(found):
         for mine, theirs in zip(found[k], found[other], strict=True):
-            assert (np.abs(mine - theirs).max(axis=1) > 0.02).all(), (k, other)
+            assert (np.abs(mine - theirs).max(axis=1) > 0.05).all(), (k, other)
     return folder, found
 
 
