@@ -143,7 +143,7 @@ def test_full_budget_gives_the_original_and_smaller_ones_their_reference(
         (5, 16),
         pytest.param(
             (5, 2, 8),
-            marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="vLLM 0.32's CPU kernel strides by heads"),
+            marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="vLLM 0.32's kernel strides by heads"),
         ),
     ],
 )
