@@ -123,9 +123,10 @@ async def serve(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     stub = StubEngine(has_state=not args.plain, gap_s=args.gap_s)
     if args.uds:
-        server = await loop.create_unix_server(stub.connection, args.uds)
+        server = await loop.create_unix_server(stub.connection, args.uds, backlog=2048)
     else:
-        server = await loop.create_server(stub.connection, "127.0.0.1", args.port)
+        # as deep as vLLM's: a connection that finds the queue full waits a second for its next try
+        server = await loop.create_server(stub.connection, "127.0.0.1", args.port, backlog=2048)
         print(server.sockets[0].getsockname()[1], flush=True)
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
