@@ -1,4 +1,10 @@
-"""Cards by their datasheets: what a roofline estimate knows of a card that is not at hand."""
+"""Cards by their datasheets: what a roofline estimate knows of a card that is not at hand.
+
+Each rate was compared with transcriptions of the datasheet or whitepaper named (not with the maker's PDF itself), and
+agrees with units x operations a clock x boost clock, or with bus width x data rate, but where ``source`` says
+otherwise. Of the H800 no datasheet was found. Memory is what the driver reports as total, which is what an engine's
+share is taken of: a little less than the datasheet's gigabytes where ECC or the firmware keep some.
+"""
 
 from __future__ import annotations
 
@@ -20,50 +26,57 @@ class Card:
     """Dense bf16 matrix products accumulated in fp32."""
     memory_byte_s: float
     memory_bytes: float
+    """All of it, as the driver reports it."""
     num_sms: int
     """Streaming multiprocessors; compute units on AMD's."""
     source: str
     """The datasheet the numbers are from."""
 
 
-_GIB = 2**30
+_MIB = 2**20
 
 CARDS = {
     card.name: card
     for card in (
         Card(
-            "a100-80gb", "NVIDIA A100-SXM4-80GB", 312e12, 2.039e12, 80 * _GIB, 108,
-            "NVIDIA A100 GPU datasheet (June 2021): 312 TFLOPS BF16, 2,039 GB/s, 80GB SXM",
+            "a100-80gb", "NVIDIA A100-SXM4-80GB", 312e12, 2.039e12, 81920 * _MIB, 108,
+            "NVIDIA A100 datasheet (June 2021), A100 80GB SXM: 312 TFLOPS BF16 (624 with sparsity), 2,039 GB/s; the "
+            "PCIe card has 1,935 GB/s. NVIDIA A100 whitepaper: 108 SMs, boost 1,410 MHz",
         ),
         Card(
-            "h100", "NVIDIA H100 80GB HBM3", 989.4e12, 3.35e12, 80 * _GIB, 132,
-            "NVIDIA H100 GPU datasheet: SXM, 1,979 TFLOPS BF16 with sparsity, half without; 3.35 TB/s, 80GB",
+            "h100", "NVIDIA H100 80GB HBM3", 989.4e12, 3.35e12, 81559 * _MIB, 132,
+            "NVIDIA H100 datasheet, H100 SXM: 1,979 TFLOPS BF16 with sparsity, half without, 3.35 TB/s, 80GB. NVIDIA "
+            "H100 whitepaper: 989.4 TFLOPS dense, 132 SMs",
         ),
         Card(
-            "h800", "NVIDIA H800", 989.4e12, 3.35e12, 80 * _GIB, 132,
-            "NVIDIA H800 GPU datasheet: SXM, 1,979 TFLOPS BF16 with sparsity, half without; 3.35 TB/s, 80GB",
+            "h800", "NVIDIA H800", 989.4e12, 3.35e12, 81559 * _MIB, 132,
+            "no datasheet found: taken as the H100 SXM, from which it is reported to differ in NVLink (400 GB/s) and "
+            "FP64 alone",
         ),
         Card(
-            "h200", "NVIDIA H200", 989.4e12, 4.8e12, 141 * _GIB, 132,
-            "NVIDIA H200 GPU datasheet: SXM, 1,979 TFLOPS BF16 with sparsity, half without; 4.8 TB/s, 141GB",
+            "h200", "NVIDIA H200", 989.4e12, 4.8e12, 143771 * _MIB, 132,
+            "NVIDIA H200 datasheet, H200 SXM: 1,979 TFLOPS BF16 with sparsity, half without, 4.8 TB/s, 141GB; the "
+            "GH100 of the H100 SXM: 132 SMs",
         ),
         Card(
-            "rtx-a6000", "NVIDIA RTX A6000", 154.8e12, 768e9, 48 * _GIB, 84,
-            "NVIDIA RTX A6000 datasheet: 309.7 TFLOPS tensor performance with sparsity, half without; 768 GB/s, 48 GB; "
-            "NVIDIA Ampere GA102 whitepaper: 84 SMs",
+            "rtx-a6000", "NVIDIA RTX A6000", 154.8e12, 768e9, 49140 * _MIB, 84,
+            "NVIDIA RTX A6000 datasheet: 309.7 TFLOPS tensor performance with sparsity, half without, 768 GB/s, 48 GB "
+            "(ECC off, as shipped). NVIDIA Ampere GA102 whitepaper V2.0, appendix C: 84 SMs, boost 1,800 MHz",
         ),
         Card(
-            "l40s", "NVIDIA L40S", 362.05e12, 864e9, 48 * _GIB, 142,
-            "NVIDIA L40S datasheet: 362.05 TFLOPS BF16 (733 with sparsity), 864 GB/s, 48GB; 142 SMs",
+            "l40s", "NVIDIA L40S", 362.05e12, 864e9, 46068 * _MIB, 142,
+            "NVIDIA L40S datasheet: 362.05 TFLOPS BF16 (733 with sparsity, half of which is 366.5, as 142 SMs at "
+            "2,520 MHz make), 864 GB/s, 48GB, of which ECC keeps a sixteenth",
         ),
         Card(
-            "rtx-4090", "NVIDIA GeForce RTX 4090", 165.2e12, 1.008e12, 24 * _GIB, 128,
-            "NVIDIA Ada GPU architecture whitepaper, appendix A: 165.2 TFLOPS BF16 with FP32 accumulate, 1,008 GB/s, "
-            "24 GB, 128 SMs",
+            "rtx-4090", "NVIDIA GeForce RTX 4090", 165.2e12, 1.008e12, 24564 * _MIB, 128,
+            "NVIDIA Ada GPU architecture whitepaper V2, appendix A: 165.2 TFLOPS BF16 with FP32 accumulate, 1,008 "
+            "GB/s, 24 GB, 128 SMs, boost 2,520 MHz",
         ),
         Card(
-            "mi300x", "AMD Instinct MI300X", 1307.4e12, 5.3e12, 192 * _GIB, 304,
-            "AMD Instinct MI300X accelerator data sheet: 1,307.4 TFLOPS bfloat16, 5.3 TB/s, 192 GB, 304 compute units",
+            "mi300x", "AMD Instinct MI300X", 1307.4e12, 5.3e12, 206_141_652_992, 304,
+            "AMD Instinct MI300X data sheet: 1,307.4 TFLOPS bfloat16 (2,614.9 with sparsity), 5.3 TB/s, 192 GB, 304 "
+            "compute units, 2,100 MHz",
         ),
     )
 }  # fmt: skip
