@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from simmoe.errors import DataError
 from simmoe.profiles.cards import CARDS
 from simmoe.profiles.models import ModelShape, model_shape, published_models, read_model, split_config
 from simmoe.profiles.shape import StepShape
-from simmoe.profiles.step_work import BF16, step_work
+from simmoe.profiles.step_work import BF16, ONE_CARD, Parallelism, step_work
 from simmoe.profiles.table import StepTable
 
 
 class Roofline(NamedTuple):
-    """A model and the peak rates of the card, or cards, it runs on."""
+    """A model and the peak rates of each card it runs on."""
 
     model: ModelShape
     flop_s: float
@@ -22,20 +23,22 @@ class Roofline(NamedTuple):
     """Where the rates are from."""
     k_granularity: int = 1
     """Units of a step's k one of the model's experts is worth."""
+    parallel: Parallelism = ONE_CARD
 
     def work(self, shape: StepShape) -> tuple[float, float]:
-        """Return the operations and the bytes a step cannot do without.
+        """Return the operations and the bytes one card cannot do a step without.
 
         Token-expert pairs are not padded, experts are read once where routing is balanced, and nothing but weights and
-        KV moves.
+        KV moves. What several cards each compute or keep counts on each.
         """
-        k = shape.k_exec / self.k_granularity
-        done = step_work(self.model, shape.num_tokens, k, decode=not shape.num_prefill_tokens)
+        k, cards = shape.k_exec / self.k_granularity, self.parallel.num_cards
+        done = step_work(self.model, shape.num_tokens, k, decode=not shape.num_prefill_tokens, parallel=self.parallel)
         pairs = shape.num_tokens * k * self.model.num_moe_layers
-        flop = float(done.dense_flop + done.head_flop) + 2 * pairs * self.model.expert_weights
-        flop += shape.prefill_kv_pairs * self.model.pair_flops * self.model.num_layers
+        flop = float(done.dense_flop + done.head_flop) + 2 * pairs * self.model.expert_weights / cards
+        flop += shape.prefill_kv_pairs * self.model.pair_flops * self.model.num_layers / cards
         moved = float(done.dense_bytes + done.head_bytes + done.expert_bytes)
-        moved += BF16 * shape.decode_kv_tokens * self.model.kv_elements * self.model.num_layers
+        kv_elements = self.model.kv_elements * self.parallel.kv_share(self.model)
+        moved += BF16 * shape.decode_kv_tokens * kv_elements * self.model.num_layers
         return flop, moved
 
     def bound_s(self, shape: StepShape) -> float:
@@ -45,11 +48,11 @@ class Roofline(NamedTuple):
 
 
 def roofline_of(table: StepTable, ceilings: tuple[float, float] | None = None) -> Roofline | None:
-    """Return the roofline of a table's model and card; None where the table does not say which.
+    """Return the roofline of a table's model and card, or cards; None where the table does not say which.
 
     Args:
         table: its provenance names model and card.
-        ceilings: (FLOP/s, byte/s) measured on that card, to be taken instead of its datasheet's.
+        ceilings: (FLOP/s, byte/s) measured on one such card, to be taken instead of its datasheet's.
     """
     estimate, runs = table.provenance.get("estimate"), table.provenance.get("runs", [])
     if not (estimate or runs):
@@ -59,10 +62,17 @@ def roofline_of(table: StepTable, ceilings: tuple[float, float] | None = None) -
     card = next((card for card in CARDS.values() if card.driver_name == driver_name), None)
     if named is None or card is None:
         return None
-    (_, model), num_cards = named, of.get("num_cards", 1)
+    parallel = parallelism(of)
     flop_s, byte_s = ceilings or (card.bf16_flop_s, card.memory_byte_s)
     source = "measured ceilings" if ceilings else "datasheet rates"
-    return Roofline(model, num_cards * flop_s, num_cards * byte_s, source, table.k_granularity)
+    source = f"{source} of {parallel.num_cards} cards" if parallel.num_cards > 1 else source
+    return Roofline(named[1], flop_s, byte_s, source, table.k_granularity, parallel)
+
+
+def parallelism(run: Mapping[str, Any]) -> Parallelism:
+    """Return how the engine of a sample file's header, or of an estimate, spread its model over cards."""
+    flags = run.get("engine_flags", {})
+    return Parallelism(run.get("num_cards", 1), bool(flags.get("enable_expert_parallel", False)))
 
 
 def measured_model(run: dict[str, Any]) -> tuple[str, ModelShape] | None:

@@ -2,6 +2,11 @@
 
 Routing is taken to be balanced: each token picks its k experts uniformly, as dummy weights do. Experts run through
 vLLM's Triton kernel, which pads each expert's tokens to a multiple of its tile.
+
+Where several cards compute every step together, work is that of one card. As vLLM spreads a model, attention heads,
+MLPs, shared experts and the vocabulary are split; KV heads as far as there are enough, so that latent attention keeps
+its latents, and their projections, whole on each card; the router, norms and residuals are computed on each. Routed
+experts are split in width, or else whole experts are dealt out.
 """
 
 from __future__ import annotations
@@ -25,8 +30,24 @@ _TILES = ((32, 16), (96, 32), (512, 64))
 _LARGEST_TILE = 128
 
 
+class Parallelism(NamedTuple):
+    """How a model is spread over the cards that compute every step together."""
+
+    num_cards: int = 1
+    """vLLM's tensor parallel size."""
+    expert_parallel: bool = False
+    """Whole experts on each card, instead of a share of every expert."""
+
+    def kv_share(self, model: ModelShape) -> float:
+        """Return the share of a token's KV that one card keeps."""
+        return max(1, model.kv_heads // self.num_cards) / model.kv_heads
+
+
+ONE_CARD = Parallelism()
+
+
 class StepWork(NamedTuple):
-    """Operations (multiply and add are two) and bytes of steps, one value a step: [num_steps] each."""
+    """Operations (multiply and add are two) and bytes of one card's steps, one value a step: [num_steps] each."""
 
     dense_flop: FloatArray
     """Attention projections, routers, shared experts and dense MLPs."""
@@ -46,9 +67,19 @@ class StepWork(NamedTuple):
     """One read of the sampled tokens' logits in fp32; the sampler moves multiples."""
     decode_heads: FloatArray
     """Attention blocks of the decoding sequences, one a sequence, KV head and layer."""
+    reduced_bytes: FloatArray
+    """Hidden states summed over the cards: after each layer's attention and its MLP or experts, and once after the
+    embedding; 0 on one card."""
 
 
-def step_work(model: ModelShape, num_tokens: npt.ArrayLike, k: npt.ArrayLike, *, decode: bool) -> StepWork:
+def step_work(
+    model: ModelShape,
+    num_tokens: npt.ArrayLike,
+    k: npt.ArrayLike,
+    *,
+    decode: bool,
+    parallel: Parallelism = ONE_CARD,
+) -> StepWork:
     """Return the work of steps of prompt tokens alone, or of decoding sequences alone; attention to KV left out.
 
     Args:
@@ -56,24 +87,43 @@ def step_work(model: ModelShape, num_tokens: npt.ArrayLike, k: npt.ArrayLike, *,
         num_tokens: [num_steps] tokens that run, padding included.
         k: [num_steps] experts a token activates, in the model's own experts.
         decode: whether the tokens are one of each sequence; else prompts of PROMPT_TOKENS and a remainder.
+        parallel: the cards the model is spread over; experts are dealt out evenly.
     """
     n, k = (np.asarray(values, dtype=np.float64) for values in np.broadcast_arrays(num_tokens, k))
     ones = np.ones_like(n)
     sampled = n if decode else np.ceil(n / PROMPT_TOKENS)
-    per_pair = 2 * model.hidden_size + 4 * model.expert_width
-    heads = model.kv_heads * model.num_layers if decode else 0
+    cards, kv_share = parallel.num_cards, parallel.kv_share(model)
+    dense_weights, head_weights = dense_layer_weights(model, parallel), model.head_weights / cards
+    # either way a card multiplies with its share of the weights, of every expert or of all of some
+    expert_weights = model.expert_weights * model.num_moe_layers / cards
+    pairs, width = (
+        (n * k / cards, model.expert_width) if parallel.expert_parallel else (n * k, model.expert_width / cards)
+    )
+    summed = (2 * model.num_layers + 1) * model.hidden_size if cards > 1 else 0
     return StepWork(
-        dense_flop=2 * n * model.dense_layer_weights,
-        dense_bytes=BF16 * model.dense_layer_weights * ones,
-        head_flop=2 * sampled * model.head_weights,
-        head_bytes=BF16 * model.head_weights * ones,
-        expert_flop=2 * padded_rows(model.num_experts, n, k) * model.expert_weights * model.num_moe_layers,
-        expert_bytes=BF16 * distinct_experts(model.num_experts, n, k) * model.expert_weights * model.num_moe_layers,
-        pair_bytes=BF16 * n * k * per_pair * model.num_moe_layers,
+        dense_flop=2 * n * dense_weights,
+        dense_bytes=BF16 * dense_weights * ones,
+        head_flop=2 * sampled * head_weights,
+        head_bytes=BF16 * head_weights * ones,
+        expert_flop=2 * padded_rows(model.num_experts, n, k) * expert_weights,
+        expert_bytes=BF16 * distinct_experts(model.num_experts, n, k) * expert_weights,
+        pair_bytes=BF16 * pairs * (2 * model.hidden_size + 4 * width) * model.num_moe_layers,
         token_bytes=BF16 * n * model.hidden_size * model.num_layers,
         logit_bytes=4 * sampled * model.vocab_size,
-        decode_heads=n * heads,
+        decode_heads=n * (kv_share * model.kv_heads * model.num_layers if decode else 0),
+        reduced_bytes=BF16 * n * summed,
     )
+
+
+def dense_layer_weights(model: ModelShape, parallel: Parallelism = ONE_CARD) -> float:
+    """Return the elements every token multiplies with on one card, over all layers, the head left out.
+
+    A low-rank projection of queries, which DeepSeek-V2-Lite does not have, is taken to be split.
+    """
+    kv = model.hidden_size * model.kv_elements
+    router = model.num_moe_layers * model.num_experts * model.hidden_size
+    split = model.dense_layer_weights - router - model.num_layers * kv
+    return split / parallel.num_cards + router + model.num_layers * kv * parallel.kv_share(model)
 
 
 def distinct_experts(num_experts: int, num_tokens: FloatArray, k: FloatArray) -> FloatArray:

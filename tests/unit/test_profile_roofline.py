@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from simmoe.cli import run
 from simmoe.errors import ProfileError, UsageError
-from simmoe.profiles.binding import Roofline, roofline_of
+from simmoe.profiles.binding import Roofline, parallelism, roofline_of
 from simmoe.profiles.cards import CARDS, card_named
 from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile, profile_names
 from simmoe.profiles.estimate import estimate
@@ -24,7 +24,15 @@ from simmoe.profiles.learned import MeasuredModel, learn_from, measured_models
 from simmoe.profiles.models import model_shape, published_models, read_model, split_config
 from simmoe.profiles.roofline import Efficiencies, GridPoints, LayerPoints, device_s, learn
 from simmoe.profiles.shape import StepShape
-from simmoe.profiles.step_work import distinct_experts, padded_rows, step_work, tile_rows
+from simmoe.profiles.step_work import (
+    ONE_CARD,
+    Parallelism,
+    dense_layer_weights,
+    distinct_experts,
+    padded_rows,
+    step_work,
+    tile_rows,
+)
 from simmoe.profiles.table import GridTable, StepTable
 from simmoe.profiles.table_file import dump_table, parse_table
 
@@ -81,6 +89,70 @@ def test_work_is_counted_from_the_weights() -> None:
     assert work.expert_bytes[0] == pytest.approx(2 * 16 * 256 * (1 - (1 - 32 / 256) ** 3) * 3 * 2048 * 256)
     all_experts = step_work(SHAPE, [1], [256], decode=True)
     assert all_experts.expert_bytes[0] == pytest.approx(2 * 16 * 256 * 3 * 2048 * 256)
+
+
+TWO_CARDS = [Parallelism(2), Parallelism(2, expert_parallel=True)]
+
+
+def test_one_of_two_cards_multiplies_with_these_weights() -> None:
+    """Counted matrix by matrix from the published shapes, as vLLM's classes place them."""
+    olmoe, deepseek, qwen = (
+        model_shape(read_model(name).config) for name in ("olmoe-1b-7b", "deepseek-v2-lite", "qwen3-30b-a3b")
+    )
+    assert dense_layer_weights(olmoe, TWO_CARDS[0]) == 16 * (4 * 2048 * 1024 + 64 * 2048)
+    # 32 query heads and 4 KV heads of 128; the router of 128 experts is whole
+    assert dense_layer_weights(qwen, TWO_CARDS[0]) == 48 * (2 * 2048 * 16 * 128 + 2 * 2048 * 2 * 128 + 128 * 2048)
+    # 16 heads of 192 in queries; latent 512 and rotary key 64 whole; two shared experts; the first layer is dense
+    attention = 2048 * 8 * 192 + 2048 * (512 + 64) + 512 * 8 * (128 + 128) + 8 * 128 * 2048
+    experts = 26 * (3 * 2048 * 1408 + 64 * 2048)
+    assert dense_layer_weights(deepseek, TWO_CARDS[0]) == 27 * attention + experts + 3 * 2048 * 10944 // 2
+    assert [TWO_CARDS[0].kv_share(model) for model in (olmoe, deepseek, qwen)] == [0.5, 1.0, 0.5]
+    # eight cards share four KV heads
+    assert Parallelism(8).kv_share(qwen) == 0.25
+    for model in (olmoe, deepseek, qwen):
+        assert dense_layer_weights(model) == dense_layer_weights(model, ONE_CARD) == model.dense_layer_weights
+
+
+def test_experts_on_two_cards_are_split_in_width_or_dealt_out() -> None:
+    model = model_shape(OLMOE.config)
+    one, (split, dealt) = (
+        step_work(model, [300], [8], decode=False),
+        (step_work(model, [300], [8], decode=False, parallel=parallel) for parallel in TWO_CARDS),
+    )
+    for each in (split, dealt):
+        assert each.expert_flop[0] == one.expert_flop[0] / 2
+        assert each.expert_bytes[0] == one.expert_bytes[0] / 2
+        assert each.head_bytes[0] == one.head_bytes[0] / 2 and each.logit_bytes[0] == one.logit_bytes[0]
+        # two sums a layer, and one of the embedding
+        assert each.reduced_bytes[0] == 2 * 300 * 2048 * (2 * 16 + 1)
+    # a card sees every pair and half of each expert's width, or half of the pairs at whole width
+    assert split.pair_bytes[0] == 2 * 300 * 8 * (2 * 2048 + 4 * 512) * 16
+    assert dealt.pair_bytes[0] == 2 * 150 * 8 * (2 * 2048 + 4 * 1024) * 16
+    assert one.reduced_bytes[0] == 0
+
+
+@pytest.mark.parametrize("name", published_models())
+@pytest.mark.parametrize("parallel", TWO_CARDS)
+def test_two_cards_bind_at_no_less_than_half_of_one(name: str, parallel: Parallelism) -> None:
+    model = model_shape(read_model(name).config)
+    one = Roofline(model, H200.bf16_flop_s, H200.memory_byte_s, "")
+    two = one._replace(parallel=parallel)
+    for shape in (StepShape(0, 0, 0, 64, 64 * 1024, 4), StepShape(4096, 10_000_000, 4, 0, 0, 4)):
+        (flop, moved), (each_flop, each_moved) = one.work(shape), two.work(shape)
+        assert flop / 2 <= each_flop < 0.55 * flop and moved / 2 <= each_moved < 0.75 * moved
+        assert one.bound_s(shape) / 2 <= two.bound_s(shape) < one.bound_s(shape)
+
+
+def test_a_table_of_two_cards_has_the_roofline_of_two_cards(measured: list[MeasuredModel]) -> None:
+    table = measured[0].table
+    flags = table.provenance["runs"][0]["engine_flags"]
+    run_of = {**table.provenance["runs"][0], "num_cards": 2}
+    for expert_parallel in (False, True):
+        run_of["engine_flags"] = {**flags, "tensor_parallel_size": 2, "enable_expert_parallel": expert_parallel}
+        roofline = roofline_of(replace(table, provenance={"runs": [run_of]}))
+        assert roofline is not None
+        assert roofline.parallel == parallelism(run_of) == Parallelism(2, expert_parallel)
+        assert roofline.flop_s == H200.bf16_flop_s and "of 2 cards" in roofline.source
 
 
 @settings(max_examples=40, deadline=None)
