@@ -50,6 +50,8 @@ class EngineSetup:
     gpu_memory_utilization: float = 0.9
     dtype: str = "bfloat16"
     seed: int = 0
+    pin: bool = False
+    """The threads that schedule and launch have physical cores of their own, see ``pinning``."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's ``EngineArgs``, as they are."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
+import re
 from typing import Any
 
 from simmoe.live.measure import card
@@ -17,6 +19,11 @@ ENGINE_FLAGS = (
     "max_num_batched_tokens", "max_num_seqs", "max_model_len", "gpu_memory_utilization", "enforce_eager",
     "tensor_parallel_size", "enable_expert_parallel",
 )  # fmt: skip
+
+#: Environment variables the header holds: times may depend on them.
+SETTING = re.compile(r"(VLLM|NCCL|NVSHMEM|TORCH_SYMM_MEM|OMP|CUDA)_")
+#: Of these, not such: what is shown, and where things are.
+NO_SETTING = re.compile(r".*(LOG|DEBUG|PROCESS|DIST|HOST|HOME|PORT|PATH|PLUGINS|VISIBLE)")
 
 
 async def header_of(engine: MeasuredEngine, run: Measuring, k_check: str, front_end: dict[str, float]) -> SampleHeader:
@@ -52,7 +59,7 @@ async def header_of(engine: MeasuredEngine, run: Measuring, k_check: str, front_
         captured_ks=list(setup.captured_ks) if engine.captured_sizes else [],
         graphs="default" if setup.captured_sizes is None else "banks" if setup.captured_sizes else "none",
         k_check=k_check,
-        engine_flags={**flags, **setup.overrides},
+        engine_flags={**flags, **setup.overrides, **({"pin": True} if setup.pin else {}), **environment()},
         async_scheduling=setup.async_scheduling,
         block_size=engine.block_size,
         num_gpu_blocks=engine.num_gpu_blocks,
@@ -62,6 +69,15 @@ async def header_of(engine: MeasuredEngine, run: Measuring, k_check: str, front_
         front_end=front_end,
         notes=list(run.plan.notes),
     )
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variables that set how vLLM, NCCL, torch and CUDA run."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if SETTING.match(name) and not NO_SETTING.match(name) and "/" not in value
+    }
 
 
 def _versions() -> dict[str, str]:

@@ -28,6 +28,8 @@ def layout_of(
     tensor_parallel: int,
     expert_parallel: bool,
     passes: int,
+    pin: bool = False,
+    memory_utilization: float = EngineSetup.gpu_memory_utilization,
 ) -> tuple[EngineSetup, Plan]:
     """Return the engine's settings and the plan.
 
@@ -41,6 +43,9 @@ def layout_of(
         tensor_parallel: cards.
         expert_parallel: whole experts on each.
         passes: over all points.
+        pin: main threads to cores of their own.
+        memory_utilization: of the card's memory, what weights, activations and KV cache may take; graphs come on top
+            where vLLM does not estimate them.
     """
     if on_cpu():
         graphs, async_scheduling = "none", False
@@ -62,6 +67,8 @@ def layout_of(
         max_num_batched_tokens=max_tokens,
         max_num_seqs=min(1024, max_tokens // 2),
         dtype="float32" if on_cpu() else "bfloat16",
+        pin=pin,
+        gpu_memory_utilization=memory_utilization,
         overrides=overrides,
     )
     plan = default_plan(tuple(sizes), ks, setup.max_num_seqs, MAX_CONTEXT)
@@ -69,6 +76,7 @@ def layout_of(
         "dummy weights scaled to fan_in ** -0.5, norms 1; prompts are uniformly random tokens and output is sampled at "
         "temperature 1, so routing is balanced as a random gate's is",
         "max_position_embeddings raised where below the longest context measured",
+        *(["every card holds the same random share of each matrix"] if tensor_parallel > 1 else []),
     )
     plan = replace(plan, passes=passes, notes=notes)
     if not async_scheduling:

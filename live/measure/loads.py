@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,14 @@ class Loads:
         Poisson(CALIBRATION, 0.7, 8.0),
         Poisson("poisson-50", 0.5, 20.0),
     )
+
+    @classmethod
+    def lasting(cls, seconds: float) -> Loads:
+        """Return all of them, shortened alike so that arrivals last so many seconds together."""
+        full = cls()
+        share = seconds / sum(poisson.seconds for poisson in full.poisson)
+        poisson = tuple(replace(each, seconds=each.seconds * share) for each in full.poisson)
+        return cls(math.ceil(full.burst_requests * share), poisson)
 
 
 def requests(number: int, k_max: int, seed: int) -> list[Prompt]:

@@ -6,13 +6,14 @@ import asyncio
 import gc
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from simmoe.errors import LiveError
 from simmoe.live.engine.steps import StepRecord
-from simmoe.live.measure import card, proof
+from simmoe.live.measure import card, pinning, proof
 from simmoe.live.measure.engine import EngineSetup, MeasuredEngine, Prompt, RequestTimes, import_vllm, running
 from simmoe.live.measure.header import header_of, on_cpu
 from simmoe.live.measure.measuring import Measuring, Progress
@@ -37,11 +38,14 @@ def measure(run: Measuring, progress: Progress = lambda what, done, total: None)
     Returns:
         What is still to be measured, in words; empty when all is done.
     Raises:
-        LiveError: the card is busy, a stage failed, or the k that ran is not proved to be the k named.
+        LiveError: the card is busy, cores are too few to pin, a stage failed, or the k that ran is not proved to be the
+            k named.
         ProfileError: the file holds another engine's samples.
     """
     if not on_cpu():
         card.refuse_busy(run.setup.tensor_parallel_size)
+    if run.setup.pin:
+        pinning.check_cores(run.setup.tensor_parallel_size)
     import_vllm()
     left = asyncio.run(_measure(run, progress, time.monotonic() + run.time_limit_s - STOPPING_S))
     gc.collect()  # vLLM's client shuts down again when it is collected, and cannot while the interpreter exits
@@ -65,6 +69,9 @@ async def _measure(run: Measuring, progress: Progress, deadline_s: float) -> lis
     old = read_samples(run.out, allow_cut_row=True)[0] if run.out.exists() else None
     progress("starting the engine", 0, 1)
     async with running(run.setup) as engine:
+        if run.setup.pin:
+            pinned = pinning.pin_engine(run.setup.tensor_parallel_size)
+            run = replace(run, plan=replace(run.plan, notes=(*run.plan.notes, pinned)))
         k_check = old.k_check if old is not None else await _check_k(engine, run, progress)
         front_end = old.front_end if old is not None else await _front_end(engine, run.plan)
         await engine.run([Prompt(run.setup.max_num_batched_tokens, run.plan.ks[-1])] * WARM_UP_STEPS)

@@ -153,6 +153,21 @@ def parse_budgets(ctx: click.Context, option: click.Parameter, text: str | None)
 @click.option("--expert-parallel", is_flag=True, help="Whole experts on each card.")
 @click.option("--passes", type=click.IntRange(1), default=3, show_default=True, help="Over all points.")
 @click.option(
+    "--recording-seconds",
+    type=click.FloatRange(6),
+    default=48.0,
+    show_default=True,
+    help="Of Poisson arrivals, in all recordings together; the burst is shortened alike.",
+)
+@click.option(
+    "--gpu-memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="Share of the card's memory for weights, activations and KV cache.",
+)
+@click.option("--pin", is_flag=True, help="Give the threads that schedule and launch physical cores of their own.")
+@click.option(
     "--time-limit", type=click.FloatRange(min=60), help="Seconds, the engine's start included; run again to go on."
 )
 @click.pass_context
@@ -169,6 +184,9 @@ def measure(
     tensor_parallel: int,
     expert_parallel: bool,
     passes: int,
+    recording_seconds: float,
+    gpu_memory_utilization: float,
+    pin: bool,
     time_limit: float | None,
 ) -> None:
     """Measure a model on this machine's GPU through vLLM, prove the k that ran, and fit the table."""
@@ -176,8 +194,9 @@ def measure(
 
     limit_s = float("inf") if time_limit is None else time_limit
     options = MeasureOptions(
-        model, split, raw, graphs, sync, budgets, max_tokens, tensor_parallel, expert_parallel, passes, limit_s
-    )
+        model, split, raw, graphs, sync, budgets, max_tokens, tensor_parallel, expert_parallel, passes,
+        recording_seconds, pin, gpu_memory_utilization, limit_s,
+    )  # fmt: skip
     left = measure_samples(options)
     click.echo(
         f"wrote {raw}" + (f"; still to be measured, by the same command: {', '.join(left)}" if left else ""), err=True

@@ -32,6 +32,12 @@ class MeasureOptions:
     tensor_parallel: int = 1
     expert_parallel: bool = False
     passes: int = 3
+    recording_s: float = 48.0
+    """Seconds of Poisson arrivals in all recordings together."""
+    pin: bool = False
+    """Give the threads that schedule and launch physical cores of their own."""
+    memory_utilization: float = 0.9
+    """Of the card's memory, what weights, activations and KV cache may take: vLLM's gpu_memory_utilization."""
     time_limit_s: float = float("inf")
     """Seconds for all of it, the engine's start included."""
 
@@ -44,6 +50,11 @@ class MeasureOptions:
         words.append(f"--max-tokens {self.max_tokens}")
         if self.tensor_parallel > 1:
             words.append(f"--tensor-parallel {self.tensor_parallel}{' --expert-parallel' * self.expert_parallel}")
+        if self.recording_s != MeasureOptions.recording_s:
+            words.append(f"--recording-seconds {self.recording_s:g}")
+        words += ["--pin"] * self.pin
+        if self.memory_utilization != MeasureOptions.memory_utilization:
+            words.append(f"--gpu-memory-utilization {self.memory_utilization:g}")
         return " ".join(words)
 
 
@@ -88,6 +99,8 @@ def measure_samples(options: MeasureOptions) -> list[str]:
         tensor_parallel=options.tensor_parallel,
         expert_parallel=options.expert_parallel,
         passes=options.passes,
+        pin=options.pin,
+        memory_utilization=options.memory_utilization,
     )
     write_model(config, folder, setup.max_model_len)
     run = Measuring(
@@ -95,7 +108,7 @@ def measure_samples(options: MeasureOptions) -> list[str]:
         setup=setup,
         plan=plan,
         out=options.raw,
-        loads=None if options.sync else Loads(),
+        loads=None if options.sync else Loads.lasting(options.recording_s),
         layer=bool(setup.captured_sizes) and not options.sync and options.tensor_parallel == 1,
         time_limit_s=options.time_limit_s - (time.monotonic() - start_s),
         command=options.command(short),
