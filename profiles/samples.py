@@ -29,13 +29,15 @@ from simmoe.errors import OutputError, ProfileError
 from simmoe.profiles.shape import StepShape
 
 FORMAT = "simmoe-samples"
-VERSION = 1
+VERSION = 2
+#: Version 1 had no held clock.
+READ_VERSIONS = (1, 2)
 
 _T = TypeVar("_T")
 
 Kind = Literal["prefill", "decode", "mixed"]
 Mode = Literal["graphs", "eager"]
-Clock = Literal["device", "step", "host"]
+Clock = Literal["device", "step", "host", "held"]
 
 KINDS: tuple[str, ...] = get_args(Kind)
 MODES: tuple[str, ...] = get_args(Mode)
@@ -74,8 +76,9 @@ class Sample:
     clock: Clock
     """'step': from the end of the step before to the end of this one, the engine running as its header says, on the
     clock its header's ``step_clock`` names; 'device': from the device's first work for the step to the end of sampling,
-    on the compute stream; 'host': the engine core's own time a step (schedule, prepare, launch, update), waits on the
-    device left out."""
+    on the compute stream; 'held': the same where the device was made to wait until all of the step was launched, so
+    that it is the kernels' time alone; 'host': the engine core's own time a step (schedule, prepare, launch, update),
+    waits on the device left out."""
     repetitions: int
     """Times measured; the percentiles are over these."""
     median_s: float
@@ -314,10 +317,15 @@ def read_samples(path: str | os.PathLike[str], *, allow_cut_row: bool = False) -
     if head.pop("format", None) != FORMAT:
         raise ProfileError(f"'{name}' is no sample file: its first line does not say format '{FORMAT}'")
     version = head.pop("version", None)
-    if version != VERSION:
-        raise ProfileError(f"'{name}' has sample version {version}; this simmoe reads {VERSION}")
+    if version not in READ_VERSIONS:
+        raise ProfileError(
+            f"'{name}' has sample version {version}; this simmoe reads {', '.join(map(str, READ_VERSIONS))}"
+        )
     header = _build(SampleHeader, head, f"'{name}' line {number}")
-    return header, [_build(Sample, record, f"'{name}' line {number}") for number, record in records[1:]]
+    samples = [_build(Sample, record, f"'{name}' line {number}") for number, record in records[1:]]
+    if version == 1 and any(sample.clock == "held" for sample in samples):
+        raise ProfileError(f"'{name}' has sample version 1, which knows no clock 'held'; it needs version {VERSION}")
+    return header, samples
 
 
 def _numbered_lines(file: IO[str]) -> Iterator[tuple[int, str]]:

@@ -57,6 +57,11 @@ class Plan:
     mixed: tuple[MixedPoint, ...] = ()
     eager: tuple[PrefillPoint | DecodePoint, ...] = ()
     """Measured with captured graphs left aside, kernels launched one by one."""
+    held: tuple[PrefillPoint | DecodePoint | MixedPoint, ...] = ()
+    """Measured with the device held until a step is launched: those whose time the host decides otherwise, and a few
+    larger ones, which must take what they take without."""
+    held_eager: tuple[PrefillPoint | DecodePoint, ...] = ()
+    """Likewise, with captured graphs left aside."""
     passes: int = 3
     """Times everything is gone through, so that a spell of slow host meets a point but once; a row a pass."""
     repetitions: int = 2
@@ -116,4 +121,44 @@ def default_plan(captured_sizes: tuple[int, ...], ks: tuple[int, ...], max_num_s
         PrefillPoint(n, ks=few) for n in sizes if n & (n - 1) == 0 or n % 1536 == 0
     ]
     eager += [DecodePoint(n, every, few) for n in coarse]
-    return Plan(ks, tuple(prefill), tuple(decode), tuple(mixed), tuple(eager))
+    held, held_eager = _held(captured_sizes, ks, max_num_seqs, contexts)
+    return Plan(ks, tuple(prefill), tuple(decode), tuple(mixed), tuple(eager), held, held_eager)
+
+
+def _held(
+    captured_sizes: tuple[int, ...], ks: tuple[int, ...], max_num_seqs: int, contexts: list[int]
+) -> tuple[tuple[PrefillPoint | DecodePoint | MixedPoint, ...], tuple[PrefillPoint | DecodePoint, ...]]:
+    """Return ``Plan.held`` and ``Plan.held_eager``: few budgets, seconds in all."""
+    few = tuple(sorted({ks[0], ks[len(ks) // 3], ks[len(ks) // 2], ks[-1]}))
+    ends = tuple(sorted({ks[0], ks[-1]}))
+    largest = captured_sizes[-1]
+    every, longer = contexts[len(contexts) // 3], contexts[len(contexts) * 2 // 3]
+
+    def among(sizes: tuple[int, ...], most: int) -> list[int]:
+        return [n for n in sizes if n in captured_sizes and n <= most]
+
+    held: list[PrefillPoint | DecodePoint | MixedPoint] = [
+        PrefillPoint(n, ks=few)
+        for n in among((16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 2048), largest)
+    ]
+    # padding, just above captured sizes and half way to the next
+    held += [PrefillPoint(n, ks=ends) for n in (72, 144, 193, 257, 385, 449, 513, 576, 769, 960, 1025) if n <= largest]
+    held += [PrefillPoint(512, num_prompts=8, ks=ends)] if largest >= 512 else []
+    seqs = among((1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512), max_num_seqs)
+    held += [DecodePoint(n, every, few) for n in seqs]
+    held += [DecodePoint(n, every, ends) for n in (9, 17, 33, 65, 129) if n <= max_num_seqs]
+    if longer != every:
+        held += [DecodePoint(n, longer, ends) for n in seqs if n & (n - 1) == 0]
+    held += [
+        MixedPoint(n, num_seqs, context, (few[len(few) // 2], ks[-1]))
+        for num_seqs in (8, 64, 192)
+        for context in MIXED_CONTEXTS
+        if num_seqs <= max_num_seqs and context <= contexts[-1]
+        for n in (64, 256, 768)
+        if n + num_seqs <= largest
+    ]
+    held_eager: list[PrefillPoint | DecodePoint] = [
+        PrefillPoint(n, ks=ends) for n in (16, 256, 1024, 4096) if n <= largest
+    ]
+    held_eager += [DecodePoint(n, every, ends) for n in (1, 16, 128) if n <= max_num_seqs]
+    return tuple(held), tuple(held_eager)

@@ -1,7 +1,7 @@
 """The stages of measuring on a running engine, each skipped where its result is there already.
 
-A first pass over all points; recordings; the MoE layer alone; points without graphs; further passes. What there is no
-time for is left to the next call.
+A first pass over all points; recordings; points with the device held; the MoE layer alone; points without graphs;
+further passes. What there is no time for is left to the next call.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from simmoe.errors import LiveError
 from simmoe.live.measure import recording
 from simmoe.live.measure.engine import MeasuredEngine
+from simmoe.live.measure.held import HeldPoints
 from simmoe.live.measure.loads import Loads, record_loads
 from simmoe.live.measure.measuring import Measuring, Progress
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint
 from simmoe.live.measure.points import PointRunner, wanted
 from simmoe.live.measure.times import TimedStep, samples
 from simmoe.profiles.layer_times import LayerTime, LayerTimes, write_layer_times
-from simmoe.profiles.samples import SampleHeader, SampleWriter
+from simmoe.profiles.samples import Clock, SampleHeader, SampleWriter
 from simmoe.profiles.shape import StepShape
 
 P = TypeVar("P", PrefillPoint, DecodePoint, MixedPoint, PrefillPoint | DecodePoint)
@@ -54,9 +56,11 @@ class Stages:
         self._writer, self._header, self._progress = writer, header, progress
         self._deadline_s = deadline_s
         self._runner = PointRunner(engine, self._plan.repetitions, self._plan.ks[0], self._plan.seed)
+        self._held = HeldPoints(engine)
         self._left: list[str] = []
         points = len(self._plan.prefill) + len(self._plan.decode) + len(self._plan.mixed)
         self._done, self._total = 0, points * self._plan.passes + len(self._plan.eager)
+        self._total += len(self._plan.held) + len(self._plan.held_eager)
 
     async def go(self) -> list[str]:
         """Run the stages; one that fails does not keep the others from running.
@@ -78,6 +82,9 @@ class Stages:
         await stage("pass 1", self._pass(1, reserve_s=reserve_s))
         if self._run.loads is not None:
             await stage("recordings", self._recordings(self._run.loads))
+        # a synchronous engine launches a step when the one before is done: its device clock shows nothing else anyway
+        if self._header.async_scheduling:
+            await stage("held device", self._device_held())
         if self._run.layer and not self._run.layer_path.exists():
             await stage("MoE layer", self._layer())
         if self._plan.eager and self._engine.captured_sizes:
@@ -101,12 +108,12 @@ class Stages:
             return 0.0
         return 20.0 + sum(poisson.seconds + 6.0 for poisson in loads.poisson)
 
-    def _missing(self, points: Sequence[P], mode: str, rows: int) -> dict[P, list[int]]:
-        """Return the points that have fewer rows than that, with the budgets they lack."""
+    def _missing(self, points: Sequence[P], mode: str, rows: int, clock: Clock = "step") -> dict[P, list[int]]:
+        """Return the points that have fewer rows than that under a clock, with the budgets they lack."""
         # have[prompt tokens, decoding sequences, k] are the shapes measured, a row each
         have: dict[tuple[int, int, int], list[StepShape]] = defaultdict(list)
-        for (shape, measured_mode, clock), number in self._writer.done.items():
-            if clock == "step" and (mode == "eager") == (measured_mode == "eager" and self._is_captured(shape)):
+        for (shape, measured_mode, row_clock), number in self._writer.done.items():
+            if row_clock == clock and (mode == "eager") == (measured_mode == "eager" and self._is_captured(shape)):
                 have[shape.num_prefill_tokens, shape.num_decode_seqs, shape.k_exec] += [shape] * number
         missing: dict[P, list[int]] = {}
         for point in points:
@@ -134,11 +141,22 @@ class Stages:
     async def _eager(self) -> None:
         """Measure points with the graphs left aside."""
         todo = self._missing(self._plan.eager, "eager", 1)
+        async with self._graphs_left_aside():
+            await self._points(*by_kind(todo), what="without graphs", eager=True)
+
+    async def _device_held(self) -> None:
+        """Measure points with the device held until their steps are launched."""
+        await self._points(*by_kind(self._missing(self._plan.held, "graphs", 1, "held")), what="held device", held=True)
+        todo = self._missing(self._plan.held_eager, "eager", 1, "held")
+        if todo and self._engine.captured_sizes:
+            async with self._graphs_left_aside():
+                await self._points(*by_kind(todo), what="held device without graphs", eager=True, held=True)
+
+    @asynccontextmanager
+    async def _graphs_left_aside(self) -> AsyncIterator[None]:
         await self._engine.call_worker("set_graphs", False)
         try:
-            prefill = {point: ks for point, ks in todo.items() if isinstance(point, PrefillPoint)}
-            decode = {point: ks for point, ks in todo.items() if isinstance(point, DecodePoint)}
-            await self._points(prefill, decode, {}, what="without graphs", eager=True)
+            yield
         finally:
             await self._engine.call_worker("set_graphs", True)
 
@@ -151,6 +169,7 @@ class Stages:
         what: str,
         reserve_s: float = 0.0,
         eager: bool = False,
+        held: bool = False,
     ) -> None:
         """Run points and write their samples, until time is up."""
         runner, skipped = self._runner, 0
@@ -164,7 +183,8 @@ class Stages:
                 skipped += len(group)
                 continue
             self._say(f"{what}: {name} {_words(group)}")
-            for sample in samples(await measured(group), self._engine.captured_sizes, eager=eager):
+            timed = await (self._held.measure(group, measured, eager=eager) if held else measured(group))
+            for sample in samples(timed, self._engine.captured_sizes, eager=eager):
                 self._writer.write(sample)
             self._done += len(group)
         if skipped:
@@ -201,6 +221,17 @@ class Stages:
             rows=tuple(LayerTime(*row) for row in answer["rows"]),
         )
         write_layer_times(self._run.layer_path, times)
+
+
+def by_kind(
+    points: Mapping[Any, list[int]],
+) -> tuple[dict[PrefillPoint, list[int]], dict[DecodePoint, list[int]], dict[MixedPoint, list[int]]]:
+    """Return the prefill, decode and mixed points apart."""
+
+    def of(kind: type[P]) -> dict[P, list[int]]:
+        return {point: ks for point, ks in points.items() if isinstance(point, kind)}
+
+    return of(PrefillPoint), of(DecodePoint), of(MixedPoint)
 
 
 def populations(points: Mapping[DecodePoint, list[int]]) -> Iterator[dict[DecodePoint, list[int]]]:

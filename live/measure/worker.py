@@ -8,8 +8,10 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_worker import Worker
 
 import simmoe.live.measure.dummy_weights  # noqa: F401 (registers its load format in this process)
+from simmoe.errors import LiveError
 from simmoe.live.engine.device_clock import CudaTimeline, DeviceClock, DeviceTimes, HostTimeline
 from simmoe.live.measure import moe_layer
+from simmoe.live.measure.device_hold import DeviceHold, cuda_hold
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
@@ -21,6 +23,8 @@ class MeasuringWorker(PlatformWorker):  # type: ignore[misc]
     """Named by ``worker_cls``; its extra methods are called through ``collective_rpc``."""
 
     _clock: DeviceClock | None = None
+    _hold: DeviceHold | None = None
+    _hold_s = 0.0
 
     def drain_device_times(self) -> list[DeviceTimes]:
         """Return when the device ran the steps since the last call."""
@@ -30,6 +34,8 @@ class MeasuringWorker(PlatformWorker):  # type: ignore[misc]
         """Run the forward pass; a step that computes something is timed."""
         step = getattr(scheduler_output, "simmoe_step", None)
         if step is not None:
+            if self._hold is not None and self._hold_s:
+                self._hold(self._hold_s)
             self._device_clock().begin(step)
         return super().execute_model(scheduler_output)
 
@@ -44,6 +50,14 @@ class MeasuringWorker(PlatformWorker):  # type: ignore[misc]
         manager = getattr(self.model_runner, "cudagraph_manager", None)
         if manager is not None:
             manager._graphs_captured = on
+
+    def hold_device(self, seconds: float) -> None:
+        """Let the device wait so long before each later step, while the step is launched; 0 ends it."""
+        if current_platform.is_cpu():
+            raise LiveError("a CPU cannot be held before a step: it runs the step while it launches it")
+        if self._hold is None:
+            self._hold = cuda_hold()
+        self._hold_s = seconds
 
     def time_moe_layers(self, sizes: list[int], ks: list[int]) -> dict[str, Any]:
         """Return :func:`moe_layer.time_layers` of this worker's model."""

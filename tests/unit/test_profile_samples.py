@@ -118,6 +118,23 @@ def test_a_bad_header_is_refused(change: dict[str, Any], message: str) -> None:
         replace(HEADER, **change)
 
 
+def test_version_1_is_read_but_knows_no_held_clock(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", SAMPLES)
+    path.write_text(path.read_text().replace('"version": 2', '"version": 1', 1))
+    assert read_samples(path) == (HEADER, SAMPLES)
+    with path.open("a") as file:
+        file.write(json.dumps({**PREFILL, "clock": "held"}) + "\n")
+    with pytest.raises(ProfileError, match="version 1, which knows no clock 'held'; it needs version 2"):
+        read_samples(path)
+
+
+def test_held_rows_are_written_and_a_resumed_file_of_version_1_becomes_one_of_version_2(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", SAMPLES)
+    path.write_text(path.read_text().replace('"version": 2', '"version": 1', 1))
+    held = replace(SAMPLES[0], clock="held")
+    assert read_samples(write(path, [held])) == (HEADER, [*SAMPLES, held])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
