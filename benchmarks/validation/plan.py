@@ -1,14 +1,18 @@
-"""The runs that simulated is held against live by: OLMoE-1B-7B split by 4, budgets N(16, 5), Azure conversations.
+"""The experiments that simulated is held against live by, and the runs of each.
 
-Loads and seeds are of this plan alone: no profile was measured or fitted with them. Loads were chosen beforehand, by
-simulating with the profile there was: shares of the least saturation, so that every policy serves the same requests.
+Lengths come from Azure's conversations. Loads and seeds are of this plan alone: no profile was measured or fitted with
+them. A load is a share of the least saturation among the systems, so that every one serves the same requests;
+saturation is simulated, before any live run, with the profile there was.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from simmoe.live.server.launch import Graphs
+from simmoe.profiles.catalog import DEFAULT_PROFILE
 from simmoe.traces.spec import WorkloadSpec
 
 #: What each system of MoE-Prism's comparison is here.
@@ -18,72 +22,189 @@ POLICIES = {
     "k-aware": "tiers+lanes",
 }
 
-#: Requests a second that two engines finish for as long as some wait, as simulated beforehand.
-SATURATION = {"vllm": 76.0, "vllm+k": 77.0, "k-aware": 83.0}
-
 ONLINE_S = 18.0
 """Seconds of arrivals."""
 
 BURST = 600
 """Requests of an offline run."""
 
+FRONT_END = "front-end"
+"""What the names of runs begin with that are for the front end's times and nothing else."""
+
 
 @dataclass(frozen=True)
-class Cell:
-    """One run."""
+class Run:
+    """One run, whatever its model and rate."""
 
     name: str
     system: str
     """Key of POLICIES."""
-    rate: float
-    requests: int
+    load: float
+    """Share of the saturation of ``of``; infinite: all requests at once."""
     seed: int
     num_ranks: int
+    of: str = ""
+    """System whose saturation counts; empty: the least."""
+    requests: int = 0
+    """0: as many as arrive in ONLINE_S, or BURST."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run at its rate."""
+
+    name: str
+    system: str
+    rate: float
+    """Requests a second, of all engines."""
+    load: float
+    """That as a share of the system's own saturation; infinite offline."""
+    num_ranks: int
+    spec: WorkloadSpec
+    """The requests."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Engines, a mix of budgets, and runs in the order they are made, the most telling first."""
+
+    profile: str
+    mu: float
+    sigma: float
+    runs: tuple[Run, ...]
+    saturation: Mapping[str, float] | None = None
+    """Requests a second that one engine finishes while requests wait, by system; None: to be simulated."""
+    model: str = "olmoe-1b-7b"
+    """Name of a shipped configuration."""
+    split: int = 4
+    """Sub-experts an expert is split into."""
+    graphs: Graphs = "keyed"
+    captured_ks: tuple[int, ...] | None = None
+    """Budgets graphs are captured at; None: simmoe's own choice."""
 
     @property
-    def spec(self) -> WorkloadSpec:
-        """The requests."""
-        return WorkloadSpec(trace="azure", rate=self.rate, requests=self.requests, mu=16, sigma=5, seed=self.seed)
+    def num_ranks(self) -> int:
+        """Engines it needs, a GPU each."""
+        return max(run.num_ranks for run in self.runs)
 
-    @property
-    def load(self) -> float:
-        """Offered load as a share of the system's own saturation; infinite offline."""
-        return self.rate / SATURATION[self.system] * 2 / self.num_ranks
+    def cells(self, saturation: Mapping[str, float]) -> list[Cell]:
+        """Return the runs at the rates that a saturation (requests a second of one engine, by system) makes of them."""
+        return [self._cell(run, saturation) for run in self.runs]
+
+    def _cell(self, run: Run, saturation: Mapping[str, float]) -> Cell:
+        capacity = saturation[run.of] if run.of else min(saturation.values())
+        rate = run.load if math.isinf(run.load) else round(run.load * capacity * run.num_ranks, 1)
+        requests = run.requests or (BURST if math.isinf(rate) else round(rate * ONLINE_S))
+        spec = WorkloadSpec(
+            trace="azure", rate=rate, requests=requests, mu=self.mu, sigma=self.sigma, seed=run.seed
+        )  # fmt: skip
+        load = rate / saturation[run.system] / run.num_ranks
+        return Cell(run.name, run.system, rate, load, run.num_ranks, spec)
 
 
-def _online(system: str, load: float, num_ranks: int, seed: int) -> Cell:
-    rate = round(load * min(SATURATION.values()) * num_ranks / 2, 1)
-    return Cell(f"{system}-{round(100 * load)}", system, rate, round(rate * ONLINE_S), seed, num_ranks)
+def _front_end(num_ranks: int, seed: int) -> tuple[Run, Run]:
+    """Return a burst, for how long a front end works on a request, and a load, for how it hands a step's tokens on."""
+    load = Run(f"{FRONT_END}-load", "vllm+k", 0.592, seed, num_ranks, requests=180 * num_ranks)
+    return Run(f"{FRONT_END}-burst", "vllm+k", math.inf, seed + 1, 1, requests=64), load
 
 
-def _offline(system: str, seed: int) -> Cell:
-    return Cell(f"{system}-offline", system, math.inf, BURST, seed, 1)
+def _online(load: float, num_ranks: int, seed: int, *systems: str) -> tuple[Run, ...]:
+    return tuple(
+        Run(f"{system}-{round(100 * load)}", system, load, seed + round(100 * load), num_ranks)
+        for system in systems or POLICIES
+    )
 
 
-#: What the front end's times are taken from, and nothing else: a burst (how long it works on a request) and a load (how
-#: long a step's tokens take to be handed over).
-FRONT_END = (
-    Cell("front-end-burst", "vllm+k", math.inf, 64, 7002, 1),
-    Cell("front-end-load", "vllm+k", 45.0, 360, 7001, 2),
+def _offline(seed: int, *systems: str) -> tuple[Run, ...]:
+    return tuple(Run(f"{system}-offline", system, math.inf, seed, 1) for system in systems)
+
+
+def _chosen(runs: tuple[Run, ...], *names: str) -> tuple[Run, ...]:
+    return tuple(run for name in names for run in runs if run.name == name)
+
+
+def _again(runs: tuple[Run, ...], *names: str) -> tuple[Run, ...]:
+    """Return named runs once more, with the same requests: how far a live run is from itself."""
+    return tuple(replace(run, name=f"{run.name}-again") for run in _chosen(runs, *names))
+
+
+def _grid(seed: int) -> tuple[Run, ...]:
+    """Return the runs of two engines at four loads, and of one offline."""
+    return (
+        *_online(0.7, 2, seed),
+        *_online(0.9, 2, seed),
+        *_offline(seed, "k-aware", "vllm+k", "vllm"),
+        *_online(0.5, 2, seed),
+        *_online(0.25, 2, seed),
+    )
+
+
+_KEYED = (
+    *_front_end(2, seed=7001),
+    *_grid(seed=9000),
+    Run("k-aware-90-own", "k-aware", 0.9, 9190, 2, of="k-aware", requests=1340),
+    *_again(_grid(seed=9000), "k-aware-90"),
 )
 
-#: Two engines, graphs captured at every size and keyed by k; in the order they are run, the most telling first. What is
-#: run again with the same requests tells how far a live run is from itself.
-KEYED = (
-    *FRONT_END,
-    *(_online(system, load, 2, seed=9000 + round(100 * load)) for load in (0.7, 0.9) for system in POLICIES),
-    *(_offline(system, seed=9000) for system in ("k-aware", "vllm+k", "vllm")),
-    *(_online(system, load, 2, seed=9000 + round(100 * load)) for load in (0.5, 0.25) for system in POLICIES),
-    Cell("k-aware-90-own", "k-aware", round(0.9 * SATURATION["k-aware"], 1), 1340, 9190, 2),
-    replace(_online("k-aware", 0.9, 2, seed=9090), name="k-aware-90-again"),
+_OTHERS = _grid(seed=9200)
+_REPEATED = (
+    *_front_end(2, seed=7101),
+    *_OTHERS[:6],
+    *_again(_OTHERS, "k-aware-70", "k-aware-90", "vllm-90"),
+    *_OTHERS[6:],
+    Run("k-aware-90-own", "k-aware", 0.9, 9390, 2, of="k-aware"),
+    *_again(_OTHERS, "vllm+k-50", "k-aware-25", "k-aware-offline"),
 )
 
-#: One engine, vLLM's own graph sizes.
-DEFAULT = (
-    *(_online("vllm+k", load, 1, seed=9500 + round(100 * load)) for load in (0.5, 0.8)),
-    replace(_online("vllm+k", 0.8, 1, seed=9580), name="vllm+k-80-again"),
-    _online("k-aware", 0.8, 1, seed=9580),
-    _offline("vllm+k", seed=9600),
+_ONE = (*_online(0.8, 1, 9500), *_online(0.5, 1, 9500), *_offline(9500, "vllm+k"))
+_DEFAULT = (
+    *_front_end(1, seed=7201),
+    *_chosen(_ONE, "vllm+k-80", "vllm+k-50"),
+    *_again(_ONE, "vllm+k-80"),
+    *_chosen(_ONE, "k-aware-80", "vllm-80", "vllm+k-offline"),
+    *_again(_ONE, "vllm+k-50"),
+    *_chosen(_ONE, "k-aware-50", "vllm-50"),
 )
 
-EXPERIMENTS = {"keyed": KEYED, "default-graphs": DEFAULT}
+_DEEPSEEK = _grid(seed=9700)
+_SECOND_MODEL = (
+    *_front_end(2, seed=7301),
+    *_DEEPSEEK,
+    *_again(_DEEPSEEK, "k-aware-70", "vllm+k-90", "k-aware-offline"),
+)
+
+#: Too high by a tenth: from too few requests at once to a steady rate. What was recorded keeps it.
+_KEYED_SATURATION = {"vllm": 38.0, "vllm+k": 38.5, "k-aware": 41.5}
+
+EXPERIMENTS = {
+    # two engines, graphs captured at every size and keyed by k
+    "keyed": Experiment(DEFAULT_PROFILE, 16, 5, _KEYED, _KEYED_SATURATION),
+    # that once more, with other requests, and some runs twice
+    "repeated": Experiment(
+        DEFAULT_PROFILE,
+        16,
+        5,
+        _REPEATED,
+        {"vllm": 34.2, "vllm+k": 34.3, "k-aware": 38.5},
+        captured_ks=(4, 8, 12, 16, 20, 24, 28, 32),
+    ),
+    # one engine, vLLM's own graph sizes; a budget takes eleven seconds to capture, so few of them
+    "default-graphs": Experiment(
+        DEFAULT_PROFILE,
+        16,
+        5,
+        _DEFAULT,
+        {"vllm": 30.4, "vllm+k": 30.5, "k-aware": 32.0},
+        graphs="default",
+        captured_ks=(16, 24, 28, 32),
+    ),
+    # another model, with a mix that is to its 24 routed sub-experts as (16, 5) is to 32
+    "deepseek": Experiment(
+        "deepseek-v2-lite-split4-h200",
+        12,
+        4,
+        _SECOND_MODEL,
+        model="deepseek-v2-lite",
+        captured_ks=(4, 8, 12, 16, 20, 24),
+    ),
+}

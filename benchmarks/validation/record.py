@@ -1,9 +1,10 @@
 """Make the live records of a validation experiment: ``python benchmarks/validation/record.py keyed --out records``.
 
-``keyed`` needs two GPUs and about nine minutes, ``default-graphs`` one GPU and four; vLLM 0.32 is needed
+``default-graphs`` needs one GPU, the other experiments two, and none more than ten minutes; vLLM 0.32 is needed
 (``pip install 'simmoe[live]'``). Each run of the plan becomes a run record in its own folder; runs whose record is
 there are skipped, so that a command that was cut short can be given again. With ``--limit-s`` no run is begun that
-would not end in time. Analyse the records afterwards, on any machine: ``python benchmarks/validation/analyse.py``.
+would not end in time. Where the plan names no saturation, and with ``--profile``, loads are shares of what is simulated
+first. Analyse the records afterwards, on any machine: ``python benchmarks/validation/analyse.py``.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from plan import EXPERIMENTS, POLICIES, Cell
+from plan import EXPERIMENTS, POLICIES, Cell, Experiment
 
 from simmoe.commands.notes import versions
 from simmoe.live.driving.engines import LocalEngines, running_engines
 from simmoe.live.driving.live_run import LiveResult, run_once
 from simmoe.live.driving.manifest import engine_manifest
 from simmoe.live.engine.transport import CONFIG_KEY
-from simmoe.live.measure.models import OLMOE_1B_7B, split_config, write_model
-from simmoe.live.server.launch import EngineLaunch, Graphs, read_k_max
+from simmoe.live.measure.models import write_model
+from simmoe.live.server.launch import EngineLaunch, read_k_max
 from simmoe.policies.registry import parse_policy
-from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+from simmoe.profiles.catalog import load_profile
+from simmoe.profiles.models import read_model, split_config
 from simmoe.records import MANIFEST, write_record
 from simmoe.traces.build import build_workload
 
@@ -43,15 +46,19 @@ ENGINE = (
     *("--max-model-len", str(MAX_MODEL_LEN)),
     *("--gpu-memory-utilization", "0.9"),
     *("--moe-backend", "triton"),
+    *("--kernel-config", json.dumps({"enable_jit_warmup": False})),
     "--skip-tokenizer-init",
 )
-"""As the profile was measured: weights of a trained scale, and a worker that times the device."""
+"""As the profile was measured: weights of a trained scale, and a worker that times the device.
 
-#: With vLLM's default sizes a bank takes eleven seconds to capture: fewer of them.
-DEFAULT_GRAPHS_KS = (8, 16, 24, 32)
+The engines are warmed up here, with what they will serve; vLLM's own warm-up of other kernels takes 24 s.
+"""
+
+ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0"}
+"""Graphs fit into the tenth of a card that is left; to estimate them beforehand takes 13 s."""
 
 #: What a run takes beyond its arrivals: the last requests' decoding, the records, a breath.
-DRAIN_S = 12.0
+DRAIN_S = 8.0
 #: Requests a second of one engine in a burst, at the least.
 BURST_RATE = 30.0
 
@@ -61,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--out", type=Path, required=True, help="folder of the records")
+    parser.add_argument("--profile", help="another profile, by name or path")
     parser.add_argument("--model", type=Path, help="another model's folder, to try the script")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds to be done in")
     parser.add_argument("--seconds", type=float, help="arrivals of every run, to try the script")
@@ -68,25 +76,48 @@ def main() -> None:
     parser.add_argument("--engine", type=shlex.split, help="arguments of vllm serve, instead of the experiment's own")
     arguments = parser.parse_args()
     deadline_s = time.monotonic() + arguments.limit_s
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    cells = [_tried(cell, arguments.rate, arguments.seconds) for cell in EXPERIMENTS[arguments.experiment]]
-    graphs: Graphs = "keyed" if arguments.experiment == "keyed" else "default"
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    experiment = EXPERIMENTS[arguments.experiment]
+    profile = arguments.profile or experiment.profile
+    saturation = None if arguments.profile else experiment.saturation
+    cells = experiment.cells(saturation or _simulated_saturation(experiment, profile))
+    cells = [_tried(cell, arguments.rate, arguments.seconds) for cell in cells]
     with tempfile.TemporaryDirectory() as folder:
-        model = arguments.model or write_model(split_config(OLMOE_1B_7B, 4), Path(folder) / "olmoe4", MAX_MODEL_LEN)
+        model = arguments.model or _write_model(experiment, Path(folder))
         launch = EngineLaunch(
             model=model,
             choice=parse_policy(POLICIES[cells[0].system]),
             k_max=read_k_max(model),
-            num_ranks=max(cell.num_ranks for cell in cells),
-            profile=DEFAULT_PROFILE,
-            graphs=graphs,
+            num_ranks=experiment.num_ranks,
+            profile=profile,
+            graphs=experiment.graphs,
             max_num_seqs=1024,
             max_num_batched_tokens=8192,
             record_steps=True,
-            further=arguments.engine or _engine(graphs),
+            further=arguments.engine or (*ENGINE, *_budgets(experiment)),
         )
         launch.check_devices()
         asyncio.run(_record(launch, cells, arguments.out, deadline_s))
+
+
+def _simulated_saturation(experiment: Experiment, profile: str) -> dict[str, float]:
+    from saturation import saturation
+
+    return saturation(experiment, load_profile(profile))
+
+
+def _budgets(experiment: Experiment) -> tuple[str, ...]:
+    """Return the argument that says which budgets to capture; the policy is hosted later, so none is named."""
+    if experiment.captured_ks is None:
+        return ()
+    options = {"record_steps": True, "captured_ks": experiment.captured_ks}
+    return "--additional-config", json.dumps({CONFIG_KEY: options})
+
+
+def _write_model(experiment: Experiment, folder: Path) -> Path:
+    config = split_config(read_model(experiment.model).config, experiment.split)
+    return write_model(config, folder / f"{experiment.model}-split{experiment.split}", MAX_MODEL_LEN)
 
 
 async def _record(launch: EngineLaunch, cells: Sequence[Cell], out: Path, deadline_s: float) -> None:
@@ -116,12 +147,13 @@ async def _run(launch: EngineLaunch, engines: LocalEngines, cell: Cell) -> LiveR
     await engines.host(choice, cell.num_ranks)
     workload = build_workload(cell.spec)
     manifest = engine_manifest(launch, choice, cell.num_ranks, cell.spec, workload.source, versions())
-    manifest["experiment"] = {"cell": cell.name, "system": cell.system, "graphs": launch.graphs}
-    return await run_once(workload, engines, manifest, vocab_size=0, seed=cell.seed)
+    load = None if math.isinf(cell.load) else cell.load
+    manifest["experiment"] = {"cell": cell.name, "system": cell.system, "load": load, "graphs": launch.graphs}
+    return await run_once(workload, engines, manifest, vocab_size=0, seed=cell.spec.seed)
 
 
 def _takes_s(cell: Cell) -> float:
-    arrivals_s = cell.requests / (BURST_RATE if math.isinf(cell.rate) else cell.rate)
+    arrivals_s = cell.spec.requests / (BURST_RATE if math.isinf(cell.rate) else cell.rate)
     return arrivals_s + DRAIN_S
 
 
@@ -149,15 +181,7 @@ def _tried(cell: Cell, rate: float | None, seconds: float | None) -> Cell:
     if rate is None or seconds is None:
         return cell
     at = cell.rate if math.isinf(cell.rate) else rate
-    return Cell(cell.name, cell.system, at, round(rate * seconds), cell.seed, cell.num_ranks)
-
-
-def _engine(graphs: Graphs) -> tuple[str, ...]:
-    """Return the experiment's own arguments of vllm serve; the policy is hosted later, so none is named."""
-    if graphs == "keyed":
-        return ENGINE
-    budgets = {CONFIG_KEY: {"record_steps": True, "captured_ks": DEFAULT_GRAPHS_KS}}
-    return (*ENGINE, "--additional-config", json.dumps(budgets))
+    return replace(cell, rate=at, spec=replace(cell.spec, rate=at, requests=round(rate * seconds)))
 
 
 if __name__ == "__main__":

@@ -141,16 +141,18 @@ def _note(life: Life, metrics: Any) -> None:
 
 
 def _facts(llm: Any) -> dict[str, Any]:
-    """Return the engine's limits, the budgets its graphs were captured at, and whether its worker times the device."""
+    """Return the engine's limits, what its graphs were captured at, and whether its worker times the device."""
     from vllm.config.compilation import CUDAGraphMode
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
     config = llm.vllm_config
-    has_graphs = config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+    compilation = config.compilation_config
+    has_graphs = compilation.cudagraph_mode != CUDAGraphMode.NONE
     worker = resolve_obj_by_qualname(config.parallel_config.worker_cls)
     return {
         **engine_state(llm),
         "captured_ks": list(EngineOptions.of(config).captured_ks) if has_graphs else [],
+        "captured_sizes": sorted(compilation.cudagraph_capture_sizes) if has_graphs else [],
         "device_clock": hasattr(worker, "drain_device_times"),
     }
 

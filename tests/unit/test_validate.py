@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from simmoe.cli import run as cli
-from simmoe.errors import LiveError
+from simmoe.commands.validate import captured_at, simulate_like
+from simmoe.errors import LiveError, UsageError
 from simmoe.live.driving.lag import judge_lag
+from simmoe.policies.protocols import BatchPolicy, PolicyContext
+from simmoe.policies.registry import parse_policy
+from simmoe.profiles.catalog import load_profile
+from simmoe.profiles.step_cost import prompt_shape
 from simmoe.records import RunRecord, read_record, write_record
 
 
@@ -54,6 +60,44 @@ def test_a_profile_of_another_k_max_is_refused(live: Path, tmp_path: Path, capsy
     write_record(live, record)
     assert cli(["validate", "--live", str(live), "--out", str(tmp_path / "out")]) == 2
     assert "has k_max 32; the live engines have 8" in capsys.readouterr().err
+
+
+def test_a_profile_takes_the_sizes_that_the_live_engines_captured() -> None:
+    profile = load_profile("synthetic-olmoe-split4")
+    assert captured_at(profile, None) is captured_at(profile, profile.table.captured_sizes) is profile
+    at_512, eager = captured_at(profile, (1, 256, 512)), captured_at(profile, ())
+    own_s, at_512_s, eager_s = (
+        [p.cost().step_s(prompt_shape(n, 32)) for n in (300, 1000)] for p in (profile, at_512, eager)
+    )
+    # 300 tokens run as 512 do, and 1000 as they are, where the profile's own engine pads them to 1024
+    assert at_512_s[0] > eager_s[0] and own_s[1] > at_512_s[1] == eager_s[1]
+    with pytest.raises(UsageError, match="no times of graphs"):
+        captured_at(eager, (1, 256))
+
+
+def test_the_sizes_of_a_record_count_and_policies_are_told_what_the_live_ones_were(
+    live: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = load_profile("synthetic-olmoe-split4")
+    record = read_record(live)
+    record.manifest["config"]["engine"]["captured_sizes"] = [1, 2, 4, 8]
+    told: list[float] = []
+
+    def parse(text: str) -> SimpleNamespace:
+        choice = parse_policy(text)
+
+        def batch(context: PolicyContext) -> BatchPolicy:
+            told.append(context.prefill_s(900, 32))
+            return choice.batch(context)
+
+        return SimpleNamespace(batch=batch, route=choice.route)
+
+    monkeypatch.setattr("simmoe.commands.validate.parse_policy", parse)
+    steps = simulate_like(record, profile)[0].steps
+    assert steps is not None
+    eager = steps["num_prefill_tokens"] + steps["num_decode_tokens"] > 8
+    assert eager.any() and (steps["duration_s"][eager] >= profile.table.host["eager"].base_s).all()
+    assert told == [profile.cost().prefill_s(900, 32)] * 2
 
 
 def test_a_live_run_that_sent_too_late_is_compared_in_all_but_ttft(

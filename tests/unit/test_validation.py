@@ -9,6 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from simmoe.analysis.metrics import Slo
+from simmoe.commands.sweeping.cells import Cell, run_cell
+from simmoe.commands.sweeping.saturation import offline_cell, saturation_rate
+from simmoe.profiles.catalog import load_profile
+from simmoe.simulator.config import EngineConfig, SimConfig
+from simmoe.traces.spec import WorkloadSpec
+
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "validation"
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks/ is in the repository alone")
@@ -26,25 +33,47 @@ def test_every_policy_serves_the_same_requests_at_each_load_up_to_its_saturation
         "from collections import defaultdict\n"
         "from plan import EXPERIMENTS, FRONT_END, POLICIES\n"
         "from simmoe.policies.registry import parse_policy\n"
-        "for cells in EXPERIMENTS.values():\n"
+        "calibrating, seeds = set(), set()\n"
+        "for experiment in EXPERIMENTS.values():\n"
+        "    cells = experiment.cells(experiment.saturation or dict(zip(POLICIES, (30.0, 31.0, 33.0))))\n"
         "    assert len({cell.name for cell in cells}) == len(cells)\n"
-        "    served = defaultdict(set)\n"
+        "    served, runs = defaultdict(set), defaultdict(int)\n"
         "    for cell in cells:\n"
         "        assert not parse_policy(POLICIES[cell.system]).clairvoyant\n"
-        "        assert cell.spec.requests == cell.requests and (cell.load == float('inf') or cell.load <= 0.9001)\n"
-        "        if cell not in FRONT_END: served[cell.rate, cell.num_ranks].add((cell.seed, cell.requests))\n"
+        "        assert cell.spec.rate == cell.rate and (cell.load == float('inf') or cell.load <= 0.905), cell\n"
+        "        assert cell.num_ranks <= experiment.num_ranks\n"
+        "        if cell.name.startswith(FRONT_END): calibrating.add(cell.spec.seed); continue\n"
+        "        seeds.add(cell.spec.seed)\n"
+        "        served[cell.rate, cell.num_ranks].add((cell.spec.seed, cell.spec.requests))\n"
+        "        runs[cell.name.removesuffix('-again')] += 1\n"
         "    assert all(len(same) == 1 for same in served.values()), served\n"
-        "calibrating = {cell.seed for cell in FRONT_END}\n"
-        "assert not calibrating & {c.seed for cs in EXPERIMENTS.values() for c in cs if c not in FRONT_END}\n"
+        "    assert all(number <= 2 for number in runs.values()) and 2 in runs.values()\n"
+        "assert not calibrating & seeds\n"
     )
     run(program)
+
+
+def test_a_deployments_saturation_is_that_of_a_sweep() -> None:
+    program = (
+        "from dataclasses import replace\n"
+        "from plan import EXPERIMENTS\n"
+        "from saturation import saturation\n"
+        "from simmoe.profiles.catalog import load_profile\n"
+        "profile = load_profile('synthetic-olmoe-split4')\n"
+        "print(saturation(replace(EXPERIMENTS['keyed'], captured_ks=None), profile)['vllm+k'])\n"
+    )
+    spec = WorkloadSpec(trace="azure", rate=1.0, requests=1, mu=16, sigma=5)
+    profile = load_profile("synthetic-olmoe-split4")
+    config = SimConfig(k_max=profile.k_max, engine=EngineConfig(num_gpu_blocks=profile.num_gpu_blocks))
+    metrics = run_cell(offline_cell(Cell(spec, "fifo", profile.name, config, Slo()))).metrics
+    assert float(run(program)) == pytest.approx(saturation_rate(metrics, "fifo"), abs=0.05)
 
 
 def test_the_front_ends_times_are_found_in_runs_that_have_them() -> None:
     program = (
         "from dataclasses import replace\n"
         "from front_end import front_end_times\n"
-        "from plan import FRONT_END, POLICIES\n"
+        "from plan import EXPERIMENTS, POLICIES\n"
         "from simmoe.policies.registry import parse_policy\n"
         "from simmoe.profiles.catalog import load_profile\n"
         "from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig\n"
@@ -55,7 +84,8 @@ def test_the_front_ends_times_are_found_in_runs_that_have_them() -> None:
         "    ingress_s=0.0008, egress_s=0.0011, ingress_service_s=0.0004, egress_per_token_s=0.00002\n"
         ")\n"
         "records = []\n"
-        "for cell in FRONT_END:\n"
+        "experiment = EXPERIMENTS['keyed']\n"
+        "for cell in experiment.cells(experiment.saturation)[:2]:\n"
         "    config = SimConfig(num_ranks=cell.num_ranks, front_end=given, record_steps=True)\n"
         "    choice = parse_policy(POLICIES[cell.system])\n"
         "    result = simulate(build_workload(cell.spec), config, profile.cost(), choice.batch, choice.route)\n"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -14,12 +15,15 @@ from simmoe.commands.notes import describe_extrapolation, versions
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.errors import LiveError, RecordError, UsageError
+from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.records import RunRecord, read_record, write_record
 from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
 from simmoe.simulator.simulation import simulate
 from simmoe.traces.workload import Workload
+
+Policy = TypeVar("Policy")
 
 
 @click.pass_context
@@ -79,7 +83,7 @@ def simulate_like(live: RunRecord, profile: Profile, front_end: FrontEndConfig |
         The simulated record, its steps kept, and what the profile had to extrapolate.
     Raises:
         RecordError: the record does not say what engines or what policy it had.
-        UsageError: the profile is of another k_max.
+        UsageError: the profile is of another k_max, or knows no graphs where the live engines had some.
     """
     manifest = live.manifest
     given = manifest.get("config") or {}
@@ -107,8 +111,12 @@ def simulate_like(live: RunRecord, profile: Profile, front_end: FrontEndConfig |
         output_tokens=requests["output_tokens"],
         k_qos=requests["k_qos"],
     )
-    cost = profile.cost(async_scheduling=config.engine.async_scheduling)
-    result = simulate(workload, config, cost, choice.batch, choice.route)
+    cost = captured_at(profile, given["engine"].get("captured_sizes")).cost(config.engine.async_scheduling)
+    # the live policies were given T(n, k) by name, whatever sizes their engine captured
+    believed_s = profile.cost(config.engine.async_scheduling).prefill_s
+    result = simulate(
+        workload, config, cost, _believing(choice.batch, believed_s), _believing(choice.route, believed_s)
+    )
     simulated = {
         "kind": "run",
         "versions": versions(),
@@ -120,3 +128,31 @@ def simulate_like(live: RunRecord, profile: Profile, front_end: FrontEndConfig |
         "extrapolated": dict(cost.extrapolated),
     }
     return result.record(simulated), describe_extrapolation(cost.extrapolated) or ""
+
+
+def _believing(
+    make: Callable[[PolicyContext], Policy], prefill_s: Callable[[int, int], float]
+) -> Callable[[PolicyContext], Policy]:
+    """Return what makes the same policies, told this T(n, k)."""
+    return lambda context: make(replace(context, prefill_s=prefill_s))
+
+
+def captured_at(profile: Profile, sizes: Sequence[int] | None) -> Profile:
+    """Return the profile of the same engine, had its graphs been captured at other sizes.
+
+    A larger step launches its kernels one by one, which the profile has times of too.
+
+    Args:
+        profile: measured with graphs of its own sizes.
+        sizes: token counts, ascending; empty: no graphs; None: the profile's own.
+    Raises:
+        UsageError: sizes, but the profile was measured without graphs.
+    """
+    table = profile.table
+    if sizes is None or tuple(sizes) == table.captured_sizes:
+        return profile
+    if not sizes:
+        return Profile(table.without_graphs())
+    if not table.captured_sizes:
+        raise UsageError(f"profile '{profile.name}' has no times of graphs; the live engines replayed some")
+    return Profile(replace(table, captured_sizes=tuple(sizes)))
