@@ -139,12 +139,10 @@ class Endpoint:
 
 
 def _shifted(step: StepRecord, offset_s: float) -> StepRecord:
-    return step._replace(
-        schedule_start_s=step.schedule_start_s + offset_s,
-        schedule_end_s=step.schedule_end_s + offset_s,
-        output_s=step.output_s + offset_s,
-        update_end_s=step.update_end_s + offset_s,
-    )
+    """Return a step with its times moved; those that are not known stay so."""
+    names = ("schedule_start_s", "schedule_end_s", "output_s", "update_end_s", "device_start_s", "device_end_s")
+    times_s = {name: getattr(step, name) for name in names}
+    return step._replace(**{name: time_s + offset_s for name, time_s in times_s.items() if time_s is not None})
 
 
 def _message(content: bytes) -> str:

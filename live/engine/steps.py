@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,6 +70,22 @@ def with_device_times(records: Iterable[StepRecord], times: Iterable[DeviceTimes
         else r
         for r in records
     ]
+
+
+class TimedSteps:
+    """One engine's records with their device times, each drained in turn: a time may be told before its record."""
+
+    def __init__(self) -> None:
+        # device times of steps whose records have not been drained yet
+        self._times: dict[int, DeviceTimes] = {}
+
+    def join(self, records: Sequence[StepRecord], times: Iterable[DeviceTimes]) -> list[StepRecord]:
+        """Return what was drained of the scheduler with what was drained of the worker just after."""
+        self._times |= {row.step: row for row in times}
+        timed = with_device_times(records, self._times.values())
+        if records:
+            self._times = {step: row for step, row in self._times.items() if step > records[-1].step}
+        return timed
 
 
 class BatchSummary(NamedTuple):

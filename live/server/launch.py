@@ -81,6 +81,7 @@ class EngineLaunch:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     record_steps: bool = False
+    """Engines keep a record of every step, the device's times included, until it is drained."""
     decisions: str = ""
     """Folder to record every view and plan in; empty: none."""
     further: Sequence[str] = ()
@@ -112,6 +113,8 @@ class EngineLaunch:
                 arguments += ["--compilation-config", json.dumps(graphs)]
         else:
             arguments.append("--enforce-eager")
+        if self.record_steps:
+            arguments += ["--worker-cls", "simmoe.live.engine.timed_worker.TimedWorker"]
         policy: dict[str, Any] = {"policy": self.choice.batch_part.text, "profile": self.profile}
         policy |= {"num_ranks": self.num_ranks, "dp_rank": rank}
         if self.decisions:

@@ -10,6 +10,9 @@ import json
 import time
 from typing import Any
 
+from simmoe.live.engine.device_clock import DeviceTimes
+from simmoe.live.engine.steps import StepRecord, TimedSteps
+
 STATE_PATH = "/simmoe/state"
 STEPS_PATH = "/simmoe/steps"
 
@@ -60,11 +63,17 @@ class EngineCounts:
 
 
 def engine_state(engine: Any) -> dict[str, Any]:
-    """Return what the router wants to know of an ``AsyncLLM``, as plain data."""
+    """Return the counts and limits of an ``AsyncLLM``, as plain data."""
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
     from simmoe.live.engine.transport import EngineOptions
 
     config, counts = engine.vllm_config, EngineCounts.of(engine)
     options = EngineOptions.of(config)
+    compilation = config.compilation_config
+    has_graphs = compilation.cudagraph_mode != CUDAGraphMode.NONE
+    worker = resolve_obj_by_qualname(config.parallel_config.worker_cls)
     return {
         "healthy": not engine.errored,
         "num_waiting": counts.num_waiting,
@@ -81,6 +90,9 @@ def engine_state(engine: Any) -> dict[str, Any]:
         "num_gpu_blocks": config.cache_config.num_gpu_blocks,
         "vocab_size": config.model_config.get_vocab_size(),
         "max_model_len": config.model_config.max_model_len,
+        "captured_ks": list(options.captured_ks) if has_graphs else [],
+        "captured_sizes": sorted(compilation.cudagraph_capture_sizes) if has_graphs else [],
+        "device_clock": hasattr(worker, "drain_device_times"),
         "monotonic_s": time.monotonic(),
     }
 
@@ -90,6 +102,7 @@ class StateEndpoint:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self._timed = TimedSteps()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer, or pass on."""
@@ -100,8 +113,17 @@ class StateEndpoint:
         engine = scope["app"].state.engine_client
         answer: Any = engine_state(engine)
         if path == STEPS_PATH:
-            answer["steps"] = await engine.engine_core.call_utility_async("simmoe_scheduler", "drain_steps", [])
+            answer["steps"] = await self._drain_steps(engine, has_device_clock=answer["device_clock"])
         body = json.dumps(answer).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    async def _drain_steps(self, engine: Any, *, has_device_clock: bool) -> list[StepRecord]:
+        """Return the steps since the last call, with the device's times where the worker keeps a clock."""
+        rows = await engine.engine_core.call_utility_async("simmoe_scheduler", "drain_steps", [])
+        records = [StepRecord(*row) for row in rows]
+        if not has_device_clock:
+            return records
+        times = (DeviceTimes(*row) for row in (await engine.collective_rpc("drain_device_times"))[0])
+        return self._timed.join(records, times)

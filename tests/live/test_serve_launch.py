@@ -56,6 +56,14 @@ def test_graphs_are_keyed_by_every_budget_up_to_the_largest(monkeypatch: pytest.
     assert "simmoe.live.engine.policy_host.PolicyScheduler" in synchronous
 
 
+def test_recorded_steps_are_timed_on_the_device() -> None:
+    worker = "simmoe.live.engine.timed_worker.TimedWorker"
+    assert worker in launch(record_steps=True).arguments(0)
+    assert "--worker-cls" not in launch().arguments(0)
+    own = launch(record_steps=True, further=["--worker-cls", "mine.Worker"]).arguments(0)
+    assert own.index("mine.Worker") > own.index(worker), "what the user says comes last, and wins"
+
+
 def test_a_model_is_an_moe(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no readable config\.json"):
         read_k_max(tmp_path)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simmoe.live.engine.device_clock import DeviceClock, HostTimeline, Mark
-from simmoe.live.engine.steps import StepRecord, with_device_times
+from simmoe.live.engine.device_clock import DeviceClock, DeviceTimes, HostTimeline, Mark
+from simmoe.live.engine.steps import StepRecord, TimedSteps, with_device_times
 
 START_S = 1000.0
 
@@ -143,3 +143,18 @@ def test_records_get_the_times_of_their_own_step() -> None:
     assert timed == records[1]._replace(
         device_start_s=times[0].start_s, device_end_s=times[0].end_s, launch_s=times[0].launch_s
     )
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=20))
+def test_every_record_gets_its_time_however_the_two_are_drained(drains: list[tuple[int, int]]) -> None:
+    """The worker is drained after the scheduler, so it may tell of steps whose records come with a later drain."""
+    joined: list[StepRecord] = []
+    timed, num_records, num_times = TimedSteps(), 0, 0
+    for records, ahead in drains:
+        upto, told = num_records + records, max(num_times, num_records + records + ahead)
+        rows = [StepRecord(n, 0.0, 0.0, 1.0, 1.0, 8, 36, 1, 0, 0, 4, 4, 32, 0, 1, 0) for n in range(num_records, upto)]
+        joined += timed.join(rows, [DeviceTimes(n, n + 0.25, n + 0.75, 0.1) for n in range(num_times, told)])
+        num_records, num_times = upto, told
+    assert [(row.step, row.device_start_s, row.device_end_s) for row in joined] == [
+        (n, n + 0.25, n + 0.75) for n in range(num_records)
+    ]
