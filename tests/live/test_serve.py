@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.deployment import Deployment, Stream, children, completion, deployed, wait_for
+from simmoe.live.engine.steps import StepRecord
+from tests.support.deployment import NOTICED_S, Deployment, Stream, children, completion, deployed, wait_for
 
 pytestmark = [
     pytest.mark.live,
@@ -62,6 +63,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 def test_a_deployment_from_start_to_drain(deployment: Deployment, tmp_path: Path) -> None:
     check_answers(deployment)
+    check_device_clock(deployment)
     check_live_run(deployment, tmp_path)
     check_client_that_leaves(deployment)
     check_policy_that_raises(deployment)
@@ -94,6 +96,18 @@ def check_answers(deployment: Deployment) -> None:
     deployment.headers, kept = {}, deployment.headers
     assert deployment.complete()[0] == 401
     deployment.headers = kept
+
+
+def check_device_clock(deployment: Deployment) -> None:
+    """What the engines recorded of the answers so far has the device's own times of each step, between the host's."""
+    ranks = deployment.ask("POST", "/simmoe/steps")[1]["ranks"]
+    for facts in ranks.values():
+        steps = [StepRecord(*row) for row in facts["steps"]]
+        assert facts["device_clock"] and steps
+        for step in steps:
+            assert step.device_start_s is not None and step.device_end_s is not None
+            assert step.schedule_start_s <= step.device_start_s <= step.device_end_s <= step.update_end_s
+    assert not any(facts["steps"] for facts in deployment.ask("POST", "/simmoe/steps")[1]["ranks"].values())
 
 
 def check_live_run(deployment: Deployment, folder: Path) -> None:
@@ -171,9 +185,9 @@ def check_killed_server(deployment: Deployment) -> None:
     victim = streams[-1].rank
     pid = deployment.replica_pid(victim)
     engine_pids = children(pid)
-    os.kill(pid, signal.SIGKILL)
+    noticed_s = deployment.kill(victim, lambda: os.kill(pid, signal.SIGKILL))
     results = during_the_outage(deployment)
-    wait_for(lambda: deployment.states()[str(victim)] != "up", "its death is noticed", seconds=1.0)
+    assert noticed_s <= NOTICED_S
     for stream in streams:
         if stream.rank == victim:
             check_broken(stream)
@@ -196,9 +210,9 @@ def check_killed_engine(deployment: Deployment) -> None:
         if "EngineCore" in Path(f"/proc/{pid}/comm").read_text()
         or b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )  # fmt: skip
-    os.kill(engine_pid, signal.SIGKILL)
+    noticed_s = deployment.kill(stream.rank, lambda: os.kill(engine_pid, signal.SIGKILL))
     results = during_the_outage(deployment)
-    wait_for(lambda: deployment.states()[str(stream.rank)] != "up", "its death is noticed", seconds=1.0)
+    assert noticed_s <= NOTICED_S
     check_broken(stream)
     for events in results():
         check_whole(events, 3)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deployment import Deployment, Stream, deployed, wait_for
+from tests.support.deployment import NOTICED_S, Deployment, Stream, deployed, wait_for
 
 pytestmark = [
     pytest.mark.live,
@@ -118,8 +118,7 @@ def test_plain_servers_are_routed_to_watched_and_lost(
         assert stream.event()
         streams[stream.rank] = stream
     wait_for(lambda: running.metric("simmoe_num_requests_running", rank="0") > 0, "its counts are read")
-    os.killpg(first.pid, signal.SIGKILL)
-    wait_for(lambda: running.states()["0"] != "up", "its death is noticed", seconds=1.0)
+    assert running.kill(0, lambda: os.killpg(first.pid, signal.SIGKILL)) <= NOTICED_S
     *_, error, done = streams[0].rest()
     assert done == "[DONE]" and "replica 0 was lost" in error["error"]["message"]
     assert streams[1].rest()[-1] == "[DONE]"

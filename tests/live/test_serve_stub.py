@@ -13,13 +13,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.deployment import Deployment, Stream, completion, deployed, wait_for
+from tests.support.deployment import NOTICED_S, Deployment, Stream, completion, deployed, wait_for
 
 pytestmark = [
     pytest.mark.skipif(
@@ -232,8 +233,7 @@ def test_a_killed_replica(deployment: Deployment, tmp_path: Path) -> None:
     wait_for(lambda: inflight(deployment) == 10, "all are at an engine")
     assert deployment.metric("simmoe_inflight_requests", rank="0") > 2
     pid = deployment.replica_pid(0)
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: deployment.states()["0"] != "up", "its death is noticed", seconds=1.0)
+    assert deployment.kill(0, lambda: os.kill(pid, signal.SIGKILL)) <= NOTICED_S
     gate.touch()
     for thread in threads:
         thread.join(20)
@@ -300,10 +300,10 @@ def test_nobody_hangs_vanishes_or_is_answered_twice(deployment: Deployment) -> N
     clients = [threading.Thread(target=client, daemon=True) for _ in range(16)]
     for thread in clients:
         thread.start()
-    for kill in range(6):
+    for rank in (0, 1) * 3:
         wait_for(lambda: deployment.states() == {"0": "up", "1": "up"}, "both are up")
-        os.kill(deployment.replica_pid(kill % 2), signal.SIGKILL)
-        wait_for(lambda: deployment.states() != {"0": "up", "1": "up"}, "a death is noticed", seconds=1.0)
+        pid = deployment.replica_pid(rank)
+        assert deployment.kill(rank, partial(os.kill, pid, signal.SIGKILL)) <= NOTICED_S
     stop.set()
     for thread in clients:
         thread.join(30)
@@ -433,13 +433,13 @@ def test_engines_elsewhere_are_watched_too(tmp_path: Path, plain: bool) -> None:
             script = {"hold": str(tmp_path / "never"), "hold_at": 3}
             stream = deployment.stream(model="tiny:k=8", stub=script)
             wait_for(lambda: deployment.metric("simmoe_num_requests_running", rank="1") == 1, "its counts are read")
-            engines[1].kill()
-            wait_for(lambda: deployment.states()["1"] == "down", "its death is noticed", seconds=1.0)
+            assert deployment.kill(1, engines[1].kill) <= NOTICED_S
             *_, error, _ = stream.rest()
             assert "replica 1 was lost" in error["error"]["message"]
             assert deployment.complete(model="tiny:k=8")[2]["x-simmoe-rank"] == "0"
-            engines[0].kill()
-            wait_for(lambda: deployment.ask("GET", "/health")[0] == 503, "nobody is up", seconds=1.0)
+            wait_for(lambda: deployment.states()["1"] == "down", "it is given up")
+            assert deployment.kill(0, engines[0].kill) <= NOTICED_S
+            wait_for(lambda: deployment.ask("GET", "/health")[0] == 503, "nobody is up")
             assert deployment.complete()[0] == 503
             assert deployment.stop() == 0
     finally:

@@ -12,10 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[2]
+
+
+NOTICED_S = 1.0
+"""The death of a replica is noticed within this."""
 
 
 def wait_for(holds: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
@@ -96,6 +101,22 @@ class Deployment:
     def states(self) -> dict[str, str]:
         """Return each replica's state."""
         return dict(self.ask("GET", "/health")[1]["replicas"])
+
+    def kill(self, rank: int, kill: Callable[[], None]) -> float:
+        """Kill a replica, or what it lives by; return after how many seconds the router noticed, by its own log.
+
+        When this process gets to look does not count: it shares the machine, and the replica may be back by then.
+        """
+        killed_s = time.time()
+        kill()
+        noticed_s = wait_for(lambda: self._losses_s(rank, killed_s), f"replica {rank} is lost, says the log")
+        return float(noticed_s[0] - killed_s)
+
+    def _losses_s(self, rank: int, since_s: float) -> list[float]:
+        """Return the times (``time.time()``, to a millisecond) at which a replica stopped taking requests."""
+        line = re.compile(rf"^(\S+ \S+) simmoe: replica {rank} is (?:down|unresponsive)", re.MULTILINE)
+        stamps = (datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f") for text in line.findall(self.log.read_text()))
+        return [stamp.timestamp() for stamp in stamps if stamp.timestamp() >= since_s - 1e-3]
 
     def replica_pid(self, rank: int) -> int:
         """Return the process of a replica's server."""

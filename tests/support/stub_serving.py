@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from simmoe.commands.serve import PolicyErrors
+from simmoe.commands.serve import LOG_FORMAT, PolicyErrors
 from simmoe.errors import SimmoeError
 from simmoe.live.server.router import RouterOptions
 from simmoe.live.server.serving import Serving, serve
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--api-key", action="append", default=[])
     parser.add_argument("--broken", action="store_true")
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     serving = Serving(
         choice=parse_policy(args.policy),
         prefill_s=lambda n, k: n * k * 1e-6,

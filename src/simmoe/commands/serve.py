@@ -16,7 +16,7 @@ from simmoe.live.engine.versions import check_vllm
 from simmoe.policies.registry import PolicyChoice, parse_parts, parse_policy
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 
-_LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
+LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
 
 
 @click.command()
@@ -91,7 +91,7 @@ def serve(
     from simmoe.live.server.serving import Serving
     from simmoe.live.server.serving import serve as run_server
 
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     launch = None
     if model is not None:
         folder = Path(model)
