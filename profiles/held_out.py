@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -18,17 +18,24 @@ from simmoe.profiles.table import StepTable
 #: KV tokens a sequence at which decode steps are compared.
 CONTEXT_TOKENS = 1024
 
+#: Steps -> the largest size that counts as small, in prompt tokens or decoding sequences.
+SMALL = {"prefill": 512, "decode": 32}
+
+#: What stands for a table's name where all are taken together.
+ALL_TABLES = "all tables"
+
 
 class HeldOut(NamedTuple):
-    """How far step times are from a table that took no part in learning, over the table's grid."""
+    """How far step times are from tables that took no part in learning, over their grids."""
 
     table: str
     held_out: str
-    """'model': every table of the model; 'split': this way of splitting it; 'budgets': in turn the upper and the lower
+    """'model': every table of the model; 'layout': this way of splitting it; 'budgets': in turn the upper and the lower
     half of its budgets."""
-    learned_from: str
     steps: str
     """'prefill' or 'decode'."""
+    sizes: str
+    """'up to 32', 'above 32': of so many tokens or sequences."""
     bound_by: str
     """'device or host': every cell; 'device': those whose measured step is longer than the host's share."""
     number: int
@@ -39,23 +46,52 @@ class HeldOut(NamedTuple):
     p95: float
 
 
-def held_out_errors(measured: Sequence[MeasuredModel]) -> list[HeldOut]:
-    """Return how far estimates are from each measured table when it is held out as far as the others allow.
+class _Group(NamedTuple):
+    """Steps whose errors are taken together; fields of HeldOut."""
 
-    With tables of another model, all tables of this model are held out; else with another way of splitting it, this
-    one; else the upper and the lower half of its budgets in turn, the host and attention being its own.
+    steps: str
+    sizes: str
+    bound_by: str
+
+
+_Errors = dict[_Group, list[float]]
+
+
+def held_out_errors(measured: Sequence[MeasuredModel]) -> list[HeldOut]:
+    """Return how far estimates are from each measured table held out, and from all such tables together.
+
+    First every table of a table's model is held out, then the table alone, where others are left to learn from. Else
+    the upper and the lower half of each table's budgets are, in turn, the host and attention being its own.
     """
+    learned: dict[tuple[str, ...], Learned] = {}
     rows: list[HeldOut] = []
-    for one in measured:
-        other_models = [other for other in measured if other.base != one.base]
-        other_splits = [other for other in measured if other.table.name != one.table.name]
-        others = other_models or other_splits
-        if others:
-            learned = [(learn_from(others), one.table.prefill.ks)]
-            rows += _errors(one, "model" if other_models else "split", learned, others)
-        else:
-            rows += _errors(one, "budgets", list(_by_halves(one)), [one])
-    return rows
+    for held_out, others_of in (("model", _of_other_models), ("layout", _with_other_layouts)):
+        by_table: dict[str, _Errors] = {}
+        for one in measured:
+            others = others_of(one, measured)
+            names = tuple(other.table.name for other in others)
+            if others and names not in learned:
+                learned[names] = learn_from(others)
+            if others:
+                by_table[one.table.name] = _errors(one, [(learned[names], one.table.prefill.ks)])
+        rows += _rows(held_out, by_table)
+    return rows or _rows("budgets", {one.table.name: _errors(one, list(_by_halves(one))) for one in measured})
+
+
+def over_all_tables(rows: Sequence[HeldOut]) -> list[HeldOut]:
+    """Return the rows of all tables together, or of the only one, with as much held out as could be."""
+    of_most = [row for row in rows if row.held_out == rows[0].held_out]
+    return [row for row in of_most if row.table == of_most[-1].table]
+
+
+def _of_other_models(one: MeasuredModel, measured: Sequence[MeasuredModel]) -> list[MeasuredModel]:
+    return [other for other in measured if other.base != one.base]
+
+
+def _with_other_layouts(one: MeasuredModel, measured: Sequence[MeasuredModel]) -> list[MeasuredModel]:
+    """Return all other tables; none where the model has no other."""
+    others = [other for other in measured if other is not one]
+    return others if any(other.base == one.base for other in others) else []
 
 
 def _by_halves(one: MeasuredModel) -> Iterator[tuple[Learned, Sequence[int]]]:
@@ -67,15 +103,10 @@ def _by_halves(one: MeasuredModel) -> Iterator[tuple[Learned, Sequence[int]]]:
             yield learn_from([one], set(seen)), rest
 
 
-def _errors(
-    one: MeasuredModel,
-    held_out: str,
-    learned: Sequence[tuple[Learned, Sequence[int]]],
-    others: Sequence[MeasuredModel],
-) -> list[HeldOut]:
+def _errors(one: MeasuredModel, learned: Sequence[tuple[Learned, Sequence[int]]]) -> _Errors:
     """Compare step times over the table's grid; each ``learned`` predicts the budgets beside it."""
     truth = Predictor(one.table, async_scheduling=True)
-    errors: dict[tuple[str, str], list[float]] = {}
+    errors: _Errors = {}
     for source, ks in learned:
         table = estimated_table(
             source,
@@ -89,27 +120,33 @@ def _errors(
         )
         predictor = Predictor(table, async_scheduling=True)
         for steps, shape in _shapes(one.table, ks):
+            small = SMALL[steps]
+            sizes = f"{'up to' if shape.num_tokens <= small else 'above'} {small}"
             measured_s = truth.step_s(shape)
             error = predictor.step_s(shape) / measured_s - 1
-            errors.setdefault((steps, "device or host"), []).append(error)
+            errors.setdefault(_Group(steps, sizes, "device or host"), []).append(error)
             if truth.device_s(shape) == measured_s:
-                errors.setdefault((steps, "device"), []).append(error)
-    names = ", ".join(other.table.name for other in others)
+                errors.setdefault(_Group(steps, sizes, "device"), []).append(error)
+    return errors
+
+
+def _rows(held_out: str, by_table: Mapping[str, _Errors]) -> list[HeldOut]:
+    """Return the rows of each table, then those of all together where there are several."""
+    together: _Errors = {}
+    for errors in by_table.values():
+        for group, values in errors.items():
+            together.setdefault(group, []).extend(values)
+    shown = {**by_table, ALL_TABLES: together} if len(by_table) > 1 else by_table
     return [
-        HeldOut(
-            one.table.name,
-            held_out,
-            names,
-            steps,
-            bound_by,
-            len(values),
-            *(
-                round(float(value), 4)
-                for value in (np.mean(values), np.median(np.abs(values)), np.quantile(np.abs(values), 0.95))
-            ),
-        )
-        for (steps, bound_by), values in errors.items()
+        HeldOut(table, held_out, *group, len(values), *(round(float(value), 4) for value in _statistics(values)))
+        for table, errors in shown.items()
+        for group, values in errors.items()
     ]
+
+
+def _statistics(errors: Sequence[float]) -> tuple[float, float, float]:
+    """Return bias, median and 95th percentile of the size."""
+    return float(np.mean(errors)), float(np.median(np.abs(errors))), float(np.quantile(np.abs(errors), 0.95))
 
 
 def _shapes(table: StepTable, ks: Sequence[int]) -> Iterator[tuple[str, StepShape]]:

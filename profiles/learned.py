@@ -2,7 +2,7 @@
 
 Everything is learned from measured tables of single cards with captured graphs: the device's efficiencies
 (:mod:`simmoe.profiles.roofline`), attention's, and the host's share, which is taken to be the same beside any card and
-to grow with the layers.
+to grow with the layers. Tables of several cards are left out: what passes between cards has no model yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from simmoe.profiles.layer_times import LayerTimes
 from simmoe.profiles.models import ModelShape
 from simmoe.profiles.roofline import Efficiencies, GridPoints, LayerPoints, learn
 from simmoe.profiles.step_work import BF16
-from simmoe.profiles.table import PATHS, HostShare, StepTable
+from simmoe.profiles.table import PATHS, HostShare, RealShare, StepTable
+
+_CARDS = {card.driver_name: card for card in CARDS.values()}
 
 #: How a sample header says that graphs were captured at the k that ran; others freeze the k of their capture.
 _FOLLOW_K = ("banks", "engine")
@@ -57,6 +59,9 @@ class Learned:
     """Seconds a prompt adds to a step."""
     mixed_seq_s: float
     """Seconds a decoding sequence adds to a step with prompt tokens."""
+    mixed_step_s: float
+    """Seconds a step takes more for having both prompt tokens and decoding sequences."""
+    real_share: RealShare
     host: dict[str, tuple[HostShare, HostShare]]
     """By launch path, (whatever the layers, a layer)."""
     reserve_bytes: float
@@ -66,23 +71,33 @@ class Learned:
 
 
 def measured_models(tables: Iterable[tuple[StepTable, LayerTimes | None]]) -> list[MeasuredModel]:
-    """Return the tables that can be learned from: measured, one card with a known datasheet, graphs that follow k.
+    """Return the tables that can be learned from: those :func:`left_out` has nothing against.
 
     Args:
         tables: each with the times of one layer's experts alone, where they were taken.
     """
     found = []
     for table, layer_times in tables:
-        runs = table.provenance.get("runs", [])
-        if table.status != "measured" or not table.captured_sizes or not runs:
-            continue
-        if runs[0]["num_cards"] != 1 or runs[0]["graphs"] not in _FOLLOW_K:
-            continue
-        card = next((card for card in CARDS.values() if card.driver_name == runs[0]["card"]), None)
-        named = measured_model(runs[0])
-        if card is not None and named is not None:
-            found.append(MeasuredModel(table, *named, card, layer_times))
+        if left_out(table) is None:
+            run = table.provenance["runs"][0]
+            named = measured_model(run)
+            assert named is not None
+            found.append(MeasuredModel(table, *named, _CARDS[run["card"]], layer_times))
     return found
+
+
+def left_out(table: StepTable) -> str | None:
+    """Return why a table is not learned from; None of one that is."""
+    runs = table.provenance.get("runs", [])
+    if table.status != "measured" or not runs:
+        return f"{table.status}, not measured" if table.status != "measured" else "it does not say what was measured"
+    if runs[0]["num_cards"] != 1:
+        return f"{runs[0]['num_cards']} cards: what passes between them has no model"
+    if not table.captured_sizes or runs[0]["graphs"] not in _FOLLOW_K:
+        return "no graphs that follow k"
+    if runs[0]["card"] not in _CARDS:
+        return f"no datasheet of '{runs[0]['card']}'"
+    return None if measured_model(runs[0]) else f"the shape of '{runs[0]['model']}' is not known"
 
 
 def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = None) -> Learned:
@@ -113,6 +128,10 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
         kv_memory=min(_middle(kv), 1.0),
         prompt_s=float(np.mean([one.table.attention.prefill_seq_s for one in measured])),
         mixed_seq_s=float(np.mean([one.table.attention.mixed_seq_s for one in measured])),
+        mixed_step_s=float(np.mean([one.table.attention.mixed_step_s for one in measured])),
+        real_share=RealShare(
+            *(_mean_share(knots) for knots in zip(*(one.table.real_share for one in measured), strict=True))
+        ),
         host={path: _host_by_layers(measured, path) for path in PATHS},
         reserve_bytes=max(0.0, float(np.mean([_reserve_bytes(one) for one in measured]))),
         ingress_s=float(np.mean([one.table.ingress_s for one in measured])),
@@ -173,6 +192,13 @@ def _host_by_layers(measured: Sequence[MeasuredModel], path: str) -> tuple[HostS
         parts.append((float(fixed), float(layer)))
     (base_fixed, base_layer), (seq_fixed, seq_layer) = parts
     return HostShare(base_fixed, seq_fixed), HostShare(base_layer, seq_layer)
+
+
+def _mean_share(knots: Sequence[tuple[tuple[int, float], ...]]) -> tuple[tuple[int, float], ...]:
+    """Return the mean of shares of real tokens, each linear between its sizes."""
+    sizes = sorted({size for line in knots for size, _ in line})
+    shares = [np.interp(sizes, *zip(*line, strict=True)) for line in knots]
+    return tuple(zip(sizes, (float(share) for share in np.mean(shares, axis=0)), strict=True))
 
 
 def _reserve_bytes(one: MeasuredModel) -> float:

@@ -31,7 +31,7 @@ _LEARNED: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 _HELD_OUT: dict[str, type | tuple[type, ...]] = {
-    "table": str, "held_out": str, "learned_from": str, "steps": str, "bound_by": str, "number": int,
+    "table": str, "held_out": str, "steps": str, "sizes": str, "bound_by": str, "number": int,
     "bias": _NUMBER, "median": _NUMBER, "p95": _NUMBER,
 }  # fmt: skip
 

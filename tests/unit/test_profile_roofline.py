@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
@@ -19,8 +20,8 @@ from simmoe.profiles.binding import Roofline, parallelism, roofline_of
 from simmoe.profiles.cards import CARDS, card_named
 from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile, profile_names
 from simmoe.profiles.estimate import estimate
-from simmoe.profiles.held_out import held_out_errors
-from simmoe.profiles.learned import MeasuredModel, learn_from, measured_models
+from simmoe.profiles.held_out import ALL_TABLES, held_out_errors, over_all_tables
+from simmoe.profiles.learned import MeasuredModel, learn_from, left_out, measured_models
 from simmoe.profiles.models import model_shape, published_models, read_model, split_config
 from simmoe.profiles.roofline import Efficiencies, GridPoints, LayerPoints, device_s, learn
 from simmoe.profiles.shape import StepShape
@@ -279,51 +280,68 @@ def test_weights_that_do_not_fit_are_refused(measured: list[MeasuredModel]) -> N
         estimate(learn_from(measured), measured[0].table, CARDS["rtx-4090"], read_model("qwen3-30b-a3b"), 1, [])
 
 
-def test_with_one_model_its_budgets_are_held_out_and_with_two_the_model(measured: list[MeasuredModel]) -> None:
+def test_as_much_is_held_out_as_the_other_tables_allow(measured: list[MeasuredModel]) -> None:
     (one,) = measured
     assert {row.held_out for row in held_out_errors(measured)} == {"budgets"}
     other_split = as_measured(one, "olmoe-1b-7b", 1)
-    assert {row.held_out for row in held_out_errors([one, other_split])} == {"split"}
-    rows = held_out_errors([one, as_measured(one, "deepseek-v2-lite", 4)])
-    assert {(row.table, row.held_out, row.learned_from) for row in rows} == {
-        (DEFAULT_PROFILE, "model", f"deepseek-v2-lite-split4-{H200.name}"),
-        (f"deepseek-v2-lite-split4-{H200.name}", "model", DEFAULT_PROFILE),
-    }
+    assert {row.held_out for row in held_out_errors([one, other_split])} == {"layout"}
+    deepseek = as_measured(one, "deepseek-v2-lite", 4)
+    rows = held_out_errors([one, deepseek])
+    names = {DEFAULT_PROFILE, deepseek.table.name, ALL_TABLES}
+    assert {(row.table, row.held_out) for row in rows} == {(name, "model") for name in names}
     # the second table is what the first predicts, so predicting it back is exact
-    predicted = [row for row in rows if row.learned_from == DEFAULT_PROFILE]
+    predicted = [row for row in rows if row.table == deepseek.table.name]
     assert all(row.p95 < 1e-3 and row.number for row in predicted)
+    assert {(row.steps, row.sizes) for row in predicted} == {
+        ("prefill", "up to 512"), ("prefill", "above 512"), ("decode", "up to 32"), ("decode", "above 32")
+    }  # fmt: skip
+    rows = held_out_errors([one, other_split, deepseek])
+    assert [row.held_out for row in rows] == sorted((row.held_out for row in rows), reverse=True)
+    held_alone = {row.table for row in rows if row.held_out == "layout"}
+    assert held_alone == {one.table.name, other_split.table.name, ALL_TABLES}
+    assert {row.held_out for row in over_all_tables(rows)} == {"model"}
+    assert {row.table for row in over_all_tables(rows)} == {ALL_TABLES}
 
 
-def test_held_out_errors_are_those_of_the_steps(measured: list[MeasuredModel]) -> None:
-    """A table whose device takes twice what the other one teaches comes out at half where the device binds."""
-    twice = as_measured(measured[0], "deepseek-v2-lite", 4, factor=2.0)
+def test_no_layout_of_a_model_teaches_what_its_layouts_take(measured: list[MeasuredModel]) -> None:
+    """A model whose device takes twice what all others teach comes out at half where the device binds, unless one of
+    its layouts may be learned from."""
+    twice = [as_measured(measured[0], "deepseek-v2-lite", splits, factor=2.0) for splits in (1, 4)]
     rows = {
-        (row.steps, row.bound_by): row for row in held_out_errors([measured[0], twice]) if row.table == twice.table.name
+        (row.held_out, row.table, row.steps, row.sizes, row.bound_by): row
+        for row in held_out_errors([measured[0], *twice])
     }
-    assert -0.5 <= rows["prefill", "device"].bias < -0.3
-    assert rows["prefill", "device"].number <= rows["prefill", "device or host"].number
+    for one in twice:
+        unseen = rows["model", one.table.name, "prefill", "above 512", "device"]
+        assert -0.51 <= unseen.bias < -0.45
+        assert abs(rows["layout", one.table.name, "prefill", "above 512", "device"].bias) < abs(unseen.bias) - 0.1
+        assert unseen.number <= rows["model", one.table.name, "prefill", "above 512", "device or host"].number
+    together = rows["model", ALL_TABLES, "prefill", "above 512", "device"]
+    assert together.number == sum(
+        rows["model", one.table.name, "prefill", "above 512", "device"].number for one in (measured[0], *twice)
+    )
 
 
-def test_tables_that_are_not_measured_teach_nothing(measured: list[MeasuredModel]) -> None:
+def test_a_table_that_teaches_nothing_says_why(measured: list[MeasuredModel]) -> None:
     estimated = estimate(learn_from(measured), measured[0].table, H200, OLMOE, 4, [])
     table: StepTable = measured[0].table
     run_of = table.provenance["runs"][0]
-    two_cards = replace(table, provenance={"runs": [{**run_of, "num_cards": 2}]})
-    unknown_card = replace(table, provenance={"runs": [{**run_of, "card": "NVIDIA B200"}]})
-    unknown_model = replace(table, provenance={"runs": [{**run_of, "model": "mine", "model_config": {}}]})
-    assert (
-        measured_models(
-            (other, None)
-            for other in (
-                estimated,
-                two_cards,
-                unknown_card,
-                unknown_model,
-                load_profile("synthetic-olmoe-split4").table,
-            )
-        )
-        == []
-    )
+    tables = {
+        "estimated, not measured": estimated,
+        "synthetic, not measured": load_profile("synthetic-olmoe-split4").table,
+        "2 cards: what passes between them has no model": replace(
+            table, provenance={"runs": [{**run_of, "num_cards": 2}]}
+        ),
+        "no graphs that follow k": replace(table, provenance={"runs": [{**run_of, "graphs": "default"}]}),
+        "no datasheet of 'NVIDIA B200'": replace(table, provenance={"runs": [{**run_of, "card": "NVIDIA B200"}]}),
+        "the shape of 'mine' is not known": replace(
+            table, provenance={"runs": [{**run_of, "model": "mine", "model_config": {}}]}
+        ),
+        "it does not say what was measured": replace(table, provenance={}),
+    }
+    assert {left_out(other): other for other in tables.values()} == tables
+    assert measured_models((other, None) for other in tables.values()) == []
+    assert left_out(table) is None
 
 
 @pytest.mark.parametrize("name", ["h200", "H200", "NVIDIA H200", "nvidia h200"])
@@ -433,13 +451,12 @@ def test_what_cannot_be_estimated_is_said(
     assert message in error and error.count("\n") == 1
 
 
-def test_the_method_s_error_comes_from_one_command(
-    capsys: pytest.CaptureFixture[str], measured: list[MeasuredModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+def test_the_docs_print_the_method_s_error_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile", "roofline", "--error"]) == 0
-    out = capsys.readouterr().out
-    every = shipped(profile_names())
-    for row in held_out_errors(every):
-        assert f"{row.table}: estimated / measured - 1; {row.held_out} held out" in out
-        assert any(f"{row.bias:+.1%}" in line and f"{row.p95:.1%}" in line for line in out.splitlines())
+    printed = capsys.readouterr().out
+    page = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n(estimated / measured.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert blocks == [printed], "put what 'simmoe profile roofline --error' prints into docs/profiles.md"
+    for row in held_out_errors(shipped(profile_names())):
+        assert f"{row.number:>6,}{row.bias:>+7.1%}{row.median:>7.1%}{row.p95:>7.1%}" in printed
+    assert max(map(len, printed.splitlines())) < 120

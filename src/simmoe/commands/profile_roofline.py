@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from simmoe.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from simmoe.profiles.held_out import HeldOut
+    from simmoe.profiles.table import StepTable
+
+#: What a row of the method's errors had held out, in words.
+_HELD_OUT = {
+    "model": "every layout of the table's model held out",
+    "layout": "the table held out, not the other layouts of its model",
+    "budgets": "the upper and the lower half of the table's budgets held out in turn",
+}
 
 
 @click.command(short_help="Estimate a table from a card's datasheet.")
@@ -37,7 +45,7 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
     from simmoe.profiles.cards import card_named
     from simmoe.profiles.catalog import DEFAULT_PROFILE, Profile, layer_times_of, load_profile, profile_names
     from simmoe.profiles.estimate import estimate
-    from simmoe.profiles.held_out import held_out_errors
+    from simmoe.profiles.held_out import held_out_errors, over_all_tables
     from simmoe.profiles.learned import learn_from, measured_models
     from simmoe.profiles.models import read_model
     from simmoe.profiles.table_file import dump_table, parse_table, write_table
@@ -50,16 +58,17 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
     read = read_model(model) if model is not None else None
     tables = [(name, load_profile(name).table) for name in profile_names()]
     measured = measured_models((table, layer_times_of(name, table)) for name, table in tables)
-    held_out = [row._asdict() for row in held_out_errors(measured)]
-    console = Console(highlight=False, markup=False)
+    held_out = held_out_errors(measured)
     if error or card is None or read is None:
-        for errors in held_out_tables(held_out):
-            console.print(errors, soft_wrap=True)
+        for line in (*error_lines(held_out), *_not_learned_from(table for _, table in tables)):
+            click.echo(line)
         return
     like = next((one.table for one in measured if one.table.name == DEFAULT_PROFILE), measured[0].table)
-    table = estimate(learn_from(measured), like, card, read, splits, held_out)
+    of_all = [row._asdict() for row in over_all_tables(held_out)]
+    table = estimate(learn_from(measured), like, card, read, splits, of_all)
     if out is not None:
         write_table(out, table)
+    console = Console(highlight=False, markup=False)
     estimated = Profile(parse_table(dump_table(table).encode(), table.name))
     console.print(f"{estimated.label}: {table.summary}")
     console.print(facts(estimated))
@@ -70,18 +79,36 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
         click.echo(f"wrote {out}", err=True)
 
 
-def held_out_tables(rows: Iterable[Mapping[str, Any]]) -> Iterator[str | Table]:
-    """Yield a heading and the method's errors for each measured table, one row a kind of step and what binds it."""
-    from rich.table import Table
+def error_lines(rows: Iterable[HeldOut]) -> Iterator[str]:
+    """Yield the method's errors, one table a way of holding out: for each measured table a line a kind of step."""
+    for held_out, group in groupby(rows, attrgetter("held_out")):
+        yield f"estimated / measured - 1; {_HELD_OUT[held_out]}"
+        yield f"{'':38}all steps{'':11}bound by the device"
+        yield f"{'':20}" + "  ".join([f"{'steps':>6}{'bias':>7}{'median':>7}{'p95':>7}"] * 2)
+        for name, of_table in groupby(group, attrgetter("table")):
+            yield name
+            found = {(row.steps, row.sizes, row.bound_by): row for row in of_table}
+            for steps, sizes in sorted(
+                {key[:2] for key in found}, key=lambda key: (key[0], key[1].startswith("above"))
+            ):
+                both = (_numbers(found.get((steps, sizes, bound_by))) for bound_by in ("device or host", "device"))
+                yield f"  {f'{steps} {sizes}':18}{'  '.join(both)}"
 
-    for (name, held_out, source), group in groupby(rows, itemgetter("table", "held_out", "learned_from")):
-        yield f"{name}: estimated / measured - 1; {held_out} held out, learned from {source}"
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("steps")
-        table.add_column("bound by")
-        for column in ("number", "bias", "median", "p95"):
-            table.add_column(column, justify="right")
-        for row in group:
-            errors = (f"{row['bias']:+.1%}", f"{row['median']:.1%}", f"{row['p95']:.1%}")
-            table.add_row(row["steps"], row["bound_by"], f"{row['number']:,}", *errors)
-        yield table
+
+def _numbers(row: HeldOut | None) -> str:
+    if row is None:
+        return f"{0:>6}{'-':>7}{'-':>7}{'-':>7}"
+    return f"{row.number:>6,}{row.bias:>+7.1%}{row.median:>7.1%}{row.p95:>7.1%}"
+
+
+def _not_learned_from(tables: Iterable[StepTable]) -> Iterator[str]:
+    """Yield the tables that nothing is learned from, one line a reason."""
+    from simmoe.profiles.learned import left_out
+
+    names: dict[str, list[str]] = {}
+    for table in tables:
+        reason = left_out(table)
+        if reason:
+            names.setdefault(reason, []).append(table.name)
+    for reason, of in names.items():
+        yield f"not learned from: {', '.join(of)} ({reason})"

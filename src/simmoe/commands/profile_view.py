@@ -58,8 +58,8 @@ def _estimate_facts(estimate: Mapping[str, Any] | None) -> Iterator[tuple[str, s
     yield "attention", f"pair_compute {learned['pair_compute']:.3g}, kv_memory {learned['kv_memory']:.3g}"
     for row in estimate["held_out"]:
         errors = f"bias {row['bias']:+.1%}, median {row['median']:.1%}, p95 {row['p95']:.1%}"
-        what = f"{row['steps']} steps of {row['table']} bound by {row['bound_by']}"
-        yield "method's error", f"{what}, {row['held_out']} held out: {errors}"
+        what = f"{row['held_out']} held out, {row['steps']} {row['sizes']} bound by {row['bound_by']}"
+        yield "method's error", f"{what}: {errors}"
 
 
 def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
