@@ -21,7 +21,7 @@ VERSION = 1
 STEP_COLUMNS = (
     "start_s", "output_s", "num_prefill_tokens", "prefill_kv_pairs", "num_prefill_seqs", "num_decode_seqs",
     "decode_kv_tokens", "k_exec", "k_asked", "qos_slots", "num_waiting", "num_running", "num_preempted",
-    "device_start_s", "device_end_s", "launch_s",
+    "device_start_s", "device_end_s", "launch_s", "schedule_end_s", "update_end_s",
 )  # fmt: skip
 REQUEST_COLUMNS = (
     "due_s", "sent_s", "queued_s", "scheduled_s", "first_output_s", "first_received_s", "last_output_s",
@@ -37,8 +37,9 @@ class Recording:
     load: str
     """What was sent, in words."""
     steps: list[tuple[float | None, ...]]
-    """Rows of STEP_COLUMNS: start_s when scheduling began, output_s when the tokens were on the host, device_start_s
-    and device_end_s when the device began and ended; launch_s is a duration."""
+    """Rows of STEP_COLUMNS: start_s when scheduling began, output_s when the tokens were on the host, update_end_s when
+    the scheduler had taken them in, device_start_s and device_end_s when the device began and ended; launch_s is a
+    duration."""
     requests: list[tuple[float, ...]]
     """Rows of REQUEST_COLUMNS: due, sent and received on the client's side, queued, scheduled and output on the
     engine's."""
@@ -122,7 +123,8 @@ def _step_row(step: StepRecord, start_s: float) -> tuple[float | None, ...]:
 
     launch_s = None if step.launch_s is None else round(step.launch_s, 6)
     times = (since(step.schedule_start_s), since(step.output_s))
-    return (*times, *step[5:16], since(step.device_start_s), since(step.device_end_s), launch_s)
+    device = (since(step.device_start_s), since(step.device_end_s), launch_s)
+    return (*times, *step[5:16], *device, since(step.schedule_end_s), since(step.update_end_s))
 
 
 def _request_row(due_s: float, t: RequestTimes, start_s: float) -> tuple[float, ...]:
