@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 from simmoe.errors import LiveError, ProfileError
 from simmoe.live.measure import MeasuredModel, Measuring, measure
-from simmoe.live.measure.engine import EngineSetup
+from simmoe.live.measure.engine import EngineSetup, Prompt, import_vllm, running
 from simmoe.live.measure.loads import Loads, Poisson
 from simmoe.live.measure.models import write_model
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint
@@ -34,9 +35,9 @@ KS = (1, 4, 8)
 BATCHES = ((20, 20), (100,))
 
 
-def test_a_run_that_was_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    setup = EngineSetup(
-        write_model(TINY_OLMOE, tmp_path / "model", 2048),
+def setup_in(folder: Path) -> EngineSetup:
+    return EngineSetup(
+        write_model(TINY_OLMOE, folder / "model", 2048),
         captured_sizes=(),
         async_scheduling=False,
         max_num_batched_tokens=256,
@@ -45,12 +46,18 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
         dtype="float32",
         overrides={"kv_cache_memory_bytes": 1 << 27},
     )
+
+
+def test_a_run_that_was_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    setup = setup_in(tmp_path)
     reference, out = tmp_path / "reference.npz", tmp_path / "samples.jsonl"
     plan = Plan(
         KS,
         prefill=(PrefillPoint(16), PrefillPoint(128, num_prompts=4), PrefillPoint(64, num_chunks=3, ks=(1, 8))),
         decode=(DecodePoint(1, 16), DecodePoint(4, 64), DecodePoint(8, 64)),
         mixed=(MixedPoint(32, 4, 32, (1, 8)), MixedPoint(64, 4, 32, (1, 8)), MixedPoint(32, 4, 256, (1, 8))),
+        held=(PrefillPoint(16), DecodePoint(4, 64)),  # a synchronous engine skips them
+        held_eager=(PrefillPoint(16),),
         passes=2,
         repetitions=3,
         front_end_requests=3,
@@ -124,6 +131,19 @@ def check_recording(recording: Recording) -> None:
     for r in requests:
         assert [r[name] for name in order] == sorted(r[name] for name in order)
         assert r["first_received_s"] >= r["first_output_s"]
+
+
+def test_a_cpu_refuses_to_be_held_and_goes_on(tmp_path: Path) -> None:
+    async def refused() -> None:
+        async with running(setup_in(tmp_path)) as engine:
+            with pytest.raises(Exception, match="a CPU cannot be held before a step"):
+                await engine.call_worker("hold_device", 0.01)
+            await engine.run([Prompt(16, 4)])
+            assert [step.num_prefill_tokens for step in await engine.drain()] == [16]
+
+    import_vllm()
+    asyncio.run(refused())
+    gc.collect()
 
 
 def test_the_reference_must_be_eager(tmp_path: Path) -> None:
