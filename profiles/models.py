@@ -76,6 +76,8 @@ class ModelShape:
     """Elements of a layer's attention projections."""
     kv_elements: int
     """Elements of KV cache a token takes in a layer."""
+    kv_width: int
+    """Elements of keys and values a prompt token attends with in a layer; a latent is expanded for it."""
     kv_heads: int
     """Heads of KV cache in a layer; 1 for latent attention, whose heads share one latent."""
     pair_flops: int
@@ -260,6 +262,7 @@ class _Attention(NamedTuple):
 
     attention_weights: int
     kv_elements: int
+    kv_width: int
     kv_heads: int
     pair_flops: int
 
@@ -274,7 +277,8 @@ def _attention(config: Config) -> _Attention:
     if heads % kv_heads:
         raise DataError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     weights = 2 * hidden_size * head_dim * (heads + kv_heads)
-    return _Attention(weights, 2 * kv_heads * head_dim, kv_heads, 4 * heads * head_dim)
+    kv = 2 * kv_heads * head_dim
+    return _Attention(weights, kv, kv, kv_heads, 4 * heads * head_dim)
 
 
 def _latent_attention(config: Config) -> _Attention:
@@ -286,7 +290,8 @@ def _latent_attention(config: Config) -> _Attention:
     query = heads * (nope + rope)
     weights = query_rank * (hidden_size + query) if query_rank else hidden_size * query
     weights += hidden_size * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden_size
-    return _Attention(weights, latent + rope, 1, 2 * heads * (nope + rope + value))
+    width = heads * (nope + rope + value)
+    return _Attention(weights, latent + rope, width, 1, 2 * width)
 
 
 def _count(config: Config, key: str, *, least: int = 1, default: int | None = None) -> int:

@@ -1,7 +1,7 @@
 """What a step must compute and move, counted from the model's shape; no card and no efficiency yet.
 
 Routing is taken to be balanced: each token picks its k experts uniformly, as dummy weights do. Experts run through
-vLLM's Triton kernel, which pads each expert's tokens to a multiple of its tile.
+vLLM's Triton kernel, which pads each expert's tokens, and its matrices, to multiples of its tile.
 
 Where several cards compute every step together, work is that of one card. As vLLM spreads a model, attention heads,
 MLPs, shared experts and the vocabulary are split; KV heads as far as there are enough, so that latent attention keeps
@@ -24,10 +24,21 @@ FloatArray = npt.NDArray[np.float64]
 #: Bytes of a bf16 element.
 BF16 = 2
 
-#: (largest number of tokens, BLOCK_SIZE_M): vLLM 0.32's default bf16 tiles
-#: (``vllm/model_executor/layers/fused_moe/fused_moe.py``, ``get_default_config``).
-_TILES = ((32, 16), (96, 32), (512, 64))
-_LARGEST_TILE = 128
+#: vLLM 0.32's default bf16 tiles (``vllm/model_executor/layers/fused_moe/fused_moe.py``, ``get_default_config``): up to
+#: so many tokens (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K). It has tuned ones for some shapes on some cards.
+_TILES = ((32, (16, 64, 128)), (64, (32, 64, 128)), (96, (32, 128, 64)), (512, (64, 128, 64)))
+_LARGEST_TILE = (128, 128, 64)
+
+
+class Tile(NamedTuple):
+    """What one block of the experts' kernel multiplies at a time."""
+
+    rows: int
+    """BLOCK_SIZE_M: tokens."""
+    columns: int
+    """BLOCK_SIZE_N: outputs."""
+    depth: int
+    """BLOCK_SIZE_K: inputs."""
 
 
 class Parallelism(NamedTuple):
@@ -56,13 +67,14 @@ class StepWork(NamedTuple):
     """The language-model head, for the tokens that are sampled from."""
     head_bytes: FloatArray
     expert_flop: FloatArray
-    """Routed experts, padded to tiles."""
+    """Routed experts, tokens and matrices padded to tiles."""
     expert_bytes: FloatArray
     """Weights of the distinct experts touched."""
     pair_bytes: FloatArray
     """What every token-expert pair reads and writes beside weights."""
     token_bytes: FloatArray
-    """One read of every token's hidden state in every layer: norms, rotary embedding, residuals move multiples."""
+    """What a layer's operators read and write of every token, routed experts left out; much of it hides behind
+    arithmetic or stays in caches."""
     logit_bytes: FloatArray
     """One read of the sampled tokens' logits in fp32; the sampler moves multiples."""
     decode_heads: FloatArray
@@ -99,20 +111,36 @@ def step_work(
     pairs, width = (
         (n * k / cards, model.expert_width) if parallel.expert_parallel else (n * k, model.expert_width / cards)
     )
+    padding = matrix_padding(round(width), n)
     summed = (2 * model.num_layers + 1) * model.hidden_size if cards > 1 else 0
     return StepWork(
         dense_flop=2 * n * dense_weights,
         dense_bytes=BF16 * dense_weights * ones,
         head_flop=2 * sampled * head_weights,
         head_bytes=BF16 * head_weights * ones,
-        expert_flop=2 * padded_rows(model.num_experts, n, k) * expert_weights,
+        expert_flop=2 * padded_rows(model.num_experts, n, k) * padding * expert_weights,
         expert_bytes=BF16 * distinct_experts(model.num_experts, n, k) * expert_weights,
         pair_bytes=BF16 * pairs * (2 * model.hidden_size + 4 * width) * model.num_moe_layers,
-        token_bytes=BF16 * n * model.hidden_size * model.num_layers,
+        token_bytes=BF16 * n * _token_elements(model, parallel),
         logit_bytes=4 * sampled * model.vocab_size,
         decode_heads=n * (kv_share * model.kv_heads * model.num_layers if decode else 0),
         reduced_bytes=BF16 * n * summed,
     )
+
+
+def _token_elements(model: ModelShape, parallel: Parallelism) -> float:
+    """Return the elements of one token that a card's operators read and write, over all layers.
+
+    Each layer's two norms with residuals, and projections, read and write hidden states; queries, keys, values and
+    outputs are written by projections, rotated, cached, and read by attention; MLPs write gate and up, read both, and
+    write and read their product.
+    """
+    heads, hidden, cards = model.pair_flops / 2, model.hidden_size, parallel.num_cards
+    attention = 11 * hidden + (3 * heads + 4 * model.kv_width) / cards
+    shared = 2 * hidden + 6 * model.shared_width / cards if model.shared_width else 0.0
+    dense = 2 * hidden + 6 * model.dense_width / cards
+    of_moe = model.num_moe_layers * (2 * model.num_experts + shared)
+    return model.num_layers * attention + of_moe + (model.num_layers - model.num_moe_layers) * dense
 
 
 def dense_layer_weights(model: ModelShape, parallel: Parallelism = ONE_CARD) -> float:
@@ -141,12 +169,30 @@ def padded_rows(num_experts: int, num_tokens: FloatArray, k: FloatArray) -> Floa
 
     rows = np.empty_like(num_tokens)
     for at, (n, each) in enumerate(zip(num_tokens.ravel(), k.ravel(), strict=True)):
-        tile = tile_rows(int(n))
+        tile = tile_of(int(n)).rows
         starts = np.arange(0, int(n), tile, dtype=np.float64)
         rows.flat[at] = num_experts * tile * bdtrc(starts, int(n), min(each / num_experts, 1.0)).sum()
     return rows
 
 
-def tile_rows(num_tokens: int) -> int:
-    """Return the tile's rows, BLOCK_SIZE_M, at a number of tokens."""
-    return next((rows for most, rows in _TILES if num_tokens <= most), _LARGEST_TILE)
+def matrix_padding(width: int, num_tokens: FloatArray) -> FloatArray:
+    """Return by how much an expert's matrices grow when padded to whole tiles: gate and up by columns, down by depth.
+
+    A width of 352 is no multiple of 64; a card that holds half of each expert's width has half-width matrices.
+    """
+    factors = np.empty_like(num_tokens)
+    for at, n in enumerate(num_tokens.ravel()):
+        tile = tile_of(int(n))
+        gate_up, down = _multiple(2 * width, tile.columns), _multiple(width, tile.depth)
+        factors.flat[at] = (gate_up + down) / (3 * width)
+    return factors
+
+
+def _multiple(size: int, of: int) -> int:
+    """Return the least multiple that is no less than a size."""
+    return -(-size // of) * of
+
+
+def tile_of(num_tokens: int) -> Tile:
+    """Return the tile at a number of tokens."""
+    return Tile(*next((tile for most, tile in _TILES if num_tokens <= most), _LARGEST_TILE))

@@ -23,16 +23,17 @@ from simmoe.profiles.estimate import estimate
 from simmoe.profiles.held_out import ALL_TABLES, held_out_errors, over_all_tables
 from simmoe.profiles.learned import MeasuredModel, learn_from, left_out, measured_models
 from simmoe.profiles.models import model_shape, published_models, read_model, split_config
-from simmoe.profiles.roofline import Efficiencies, GridPoints, LayerPoints, device_s, learn
+from simmoe.profiles.roofline import OVERLAP, Efficiencies, GridPoints, LayerPoints, device_s, learn
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_work import (
     ONE_CARD,
     Parallelism,
     dense_layer_weights,
     distinct_experts,
+    matrix_padding,
     padded_rows,
     step_work,
-    tile_rows,
+    tile_of,
 )
 from simmoe.profiles.table import GridTable, StepTable
 from simmoe.profiles.table_file import dump_table, parse_table
@@ -75,7 +76,7 @@ def test_experts_touched_and_tiles_filled_are_those_of_random_routing(num_expert
         routed = rng.random((n, num_experts)).argsort(axis=1)[:, :k]
         counts = np.bincount(routed.ravel(), minlength=num_experts)
         touched.append((counts > 0).sum())
-        rows.append((-(-counts // tile_rows(n)) * tile_rows(n)).sum())
+        rows.append((-(-counts // tile_of(n).rows) * tile_of(n).rows).sum())
     args = np.array([float(n)]), np.array([float(k)])
     assert distinct_experts(num_experts, *args)[0] == pytest.approx(np.mean(touched), rel=0.02)
     assert padded_rows(num_experts, *args)[0] == pytest.approx(np.mean(rows), rel=0.02)
@@ -90,6 +91,30 @@ def test_work_is_counted_from_the_weights() -> None:
     assert work.expert_bytes[0] == pytest.approx(2 * 16 * 256 * (1 - (1 - 32 / 256) ** 3) * 3 * 2048 * 256)
     all_experts = step_work(SHAPE, [1], [256], decode=True)
     assert all_experts.expert_bytes[0] == pytest.approx(2 * 16 * 256 * 3 * 2048 * 256)
+
+
+def test_matrices_are_padded_to_tiles_too() -> None:
+    # gate and up of 352 are 704 columns, 5.5 tiles of 128; down has a depth of 352, 5.5 tiles of 64
+    n = np.array([8.0, 100.0])
+    assert matrix_padding(352, n) == pytest.approx([(704 + 384) / 1056, (768 + 384) / 1056])
+    assert matrix_padding(256, n) == pytest.approx([1.0, 1.0])
+    work, narrow = (step_work(replace(SHAPE, expert_width=width), [100], [32], decode=False) for width in (352, 256))
+    assert work.expert_flop[0] / narrow.expert_flop[0] == pytest.approx(352 / 256 * 1152 / 1056)
+
+
+def test_what_a_token_moves_is_counted_operator_by_operator() -> None:
+    """One layer of each kind, in elements: two norms (4 each), projections and router read and write hidden states."""
+    hidden = 2048
+    olmoe, deepseek = (model_shape(read_model(name).config) for name in ("olmoe-1b-7b", "deepseek-v2-lite"))
+    # queries and outputs of 2048: written, rotated (read and written), read or written by attention; keys and values
+    # of 2048 also cached
+    attention = 11 * hidden + 3 * (2048 + 2048) + 4 * (2048 + 2048)
+    assert step_work(olmoe, [1], [8], decode=False).token_bytes[0] == 2 * 16 * (attention + 2 * 64)
+    # keys of 16 heads of 192 and values of 128, expanded from the latent; queries like keys, outputs like values
+    attention = 11 * hidden + 7 * 16 * (192 + 128)
+    shared, dense = 2 * hidden + 6 * 2 * 1408, 2 * hidden + 6 * 10944
+    expected = 27 * attention + 26 * (2 * 64 + shared) + dense
+    assert step_work(deepseek, [1], [6], decode=False).token_bytes[0] == 2 * expected
 
 
 TWO_CARDS = [Parallelism(2), Parallelism(2, expert_parallel=True)]
@@ -213,11 +238,12 @@ def test_a_layer_timed_alone_tells_experts_from_the_rest() -> None:
     truth = Efficiencies(expert_compute=compute, expert_memory=memory, dense_compute=0.9, experts_s=1e-5)
     n, k = np.array([2048.0, 4096.0, 8192.0]), np.full(3, 8.0)
     grid = GridPoints(SHAPE, H200, False, n, k, device_s(SHAPE, H200, truth, n, k, decode=False))
-    at, ks = np.array([1.0, 64.0, 1024.0, 8192.0, 8192.0]), np.array([8.0, 32.0, 32.0, 8.0, 32.0])
+    at, ks = np.array(list(product([1, 16, 64, 256, 1024, 2048, 8192], [1, 8, 32])), dtype=np.float64).T
     work = step_work(SHAPE, at, ks, decode=False)
     products = work.expert_flop / compute / H200.bf16_flop_s, work.expert_bytes / memory / H200.memory_byte_s
     moved_s = truth.pair_traffic * work.pair_bytes / H200.memory_byte_s
-    layer = LayerPoints(SHAPE, H200, at, ks, (np.maximum(*products) + moved_s) / SHAPE.num_moe_layers + 1e-5)
+    products_s = np.linalg.norm(products, ord=OVERLAP, axis=0)
+    layer = LayerPoints(SHAPE, H200, at, ks, (products_s + moved_s) / SHAPE.num_moe_layers + 1e-5)
     alone, both = learn([grid]), learn([grid], [layer])
     assert both.expert_compute == pytest.approx(compute, rel=0.15)
     assert both.expert_memory == pytest.approx(memory, rel=0.15)
