@@ -14,7 +14,7 @@ from simmoe.errors import LiveError
 from simmoe.live.driving.front_end import LINE_BYTES
 from simmoe.live.driving.life import Life
 from simmoe.live.engine.device_clock import DeviceTimes
-from simmoe.live.engine.steps import StepRecord, with_device_times
+from simmoe.live.engine.steps import StepRecord, TimedSteps
 from simmoe.live.server.dispatch import Counts
 
 _STOP_S = 20.0
@@ -32,8 +32,7 @@ class Engine:
         self.on_counts: Callable[[Counts, int], None] = lambda counts, number: None
         """Called with what the engine publishes, and how many requests its front end had received."""
         self._process = process
-        # device times of steps whose records have not been drained yet
-        self._device_times: dict[int, DeviceTimes] = {}
+        self._timed = TimedSteps()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._up: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -70,11 +69,7 @@ class Engine:
         if not self.facts["device_clock"]:
             return records
         times = (DeviceTimes(*row) for row in await self.call("drain_device_times", what="call_worker"))
-        self._device_times |= {row.step: row for row in times}
-        records = with_device_times(records, self._device_times.values())
-        if records:
-            self._device_times = {n: row for n, row in self._device_times.items() if n > records[-1].step}
-        return records
+        return self._timed.join(records, times)
 
     async def call(self, method: str, *arguments: Any, what: str = "call") -> Any:
         """Call the engine's scheduler, or its worker.

@@ -34,7 +34,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from simmoe.live.driving.life import Life
-from simmoe.live.engine.transport import K_ARG, EngineOptions
+from simmoe.live.engine.transport import K_ARG
 from simmoe.live.server.state import EngineCounts, engine_state
 
 PUBLISH_INTERVAL_S = 0.1
@@ -58,7 +58,7 @@ class FrontEnd:
 
     async def serve(self) -> None:
         """Do what is asked until the socket closes."""
-        self._tell("up", _facts(self._llm))
+        self._tell("up", engine_state(self._llm))
         publishing = asyncio.create_task(self._publish())
         with contextlib.suppress(ConnectionError):  # closed with something unread
             while line := await self._reader.readline():
@@ -79,6 +79,7 @@ class FrontEnd:
 
     async def _send(self, number: int, prompt: list[int], output_tokens: int, k: int) -> None:
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import RequestOutputKind
 
         life = Life(number, received_s=time.monotonic())
@@ -103,7 +104,7 @@ class FrontEnd:
             if stream is not None:
                 await self._llm.abort(stream.request_id, internal=True)
             life.end("aborted")
-        except ValueError as error:  # a request this engine can never serve
+        except (ValueError, VLLMValidationError) as error:  # a request this engine can never serve
             life.end("rejected", str(error))
         except Exception as error:
             life.end("failed", f"{type(error).__name__}: {error}")
@@ -138,23 +139,6 @@ def _note(life: Life, metrics: Any) -> None:
         life.num_preemptions = metrics.num_preemptions
         # the call that hands a request over may return after the engine has it
         life.dispatched_s = min(life.dispatched_s, life.queued_s)
-
-
-def _facts(llm: Any) -> dict[str, Any]:
-    """Return the engine's limits, what its graphs were captured at, and whether its worker times the device."""
-    from vllm.config.compilation import CUDAGraphMode
-    from vllm.utils.import_utils import resolve_obj_by_qualname
-
-    config = llm.vllm_config
-    compilation = config.compilation_config
-    has_graphs = compilation.cudagraph_mode != CUDAGraphMode.NONE
-    worker = resolve_obj_by_qualname(config.parallel_config.worker_cls)
-    return {
-        **engine_state(llm),
-        "captured_ks": list(EngineOptions.of(config).captured_ks) if has_graphs else [],
-        "captured_sizes": sorted(compilation.cudagraph_capture_sizes) if has_graphs else [],
-        "device_clock": hasattr(worker, "drain_device_times"),
-    }
 
 
 def _start_engine(arguments: Sequence[str]) -> Any:

@@ -161,7 +161,7 @@ def _result(
 ) -> LiveResult:
     requests = request_columns(workload, lives, start_s, keeper.steps)
     has_steps = any(keeper.steps.values())
-    table = step_columns(keeper.steps, start_s, manifest.get("graph_tokens", 0))
+    table = step_columns(keeper.steps, start_s, _graph_tokens(keeper.facts))
     num_ranks = max((manifest["config"].get("num_ranks") or 1, *(rank + 1 for rank in keeper.facts)))
     ranks = rank_totals(num_ranks, keeper.steps, table, requests)
     answered = requests["status"] == "finished"
@@ -195,6 +195,11 @@ def _result(
         record.files[CLOCKS_FILE] = clocks_csv(requests["request_id"], lives, start_s)
     full["counts"] = record.counts()
     return LiveResult(record, ranks, lag, is_interrupted, reasons, keeper.steps)
+
+
+def _graph_tokens(facts: Mapping[int, dict[str, Any]]) -> int:
+    """Return the tokens of the largest step that replays CUDA graphs, as the engines say; 0: none does."""
+    return max((size for told in facts.values() for size in told.get("captured_sizes", ())), default=0)
 
 
 def _config(facts: Mapping[int, dict[str, Any]], num_ranks: int) -> dict[str, Any]:

@@ -7,13 +7,9 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
-from simmoe.live.measure.engine import CAPTURED_SIZES
-from simmoe.live.server.launch import EngineLaunch, visible_gpus
+from simmoe.live.server.launch import EngineLaunch
 from simmoe.policies.registry import PolicyChoice
 from simmoe.traces.spec import WorkloadSpec
-
-_LARGEST_BY_DEFAULT = 512
-"""Tokens of the largest step that vLLM captures a graph for by default."""
 
 
 def engine_manifest(
@@ -34,8 +30,6 @@ def engine_manifest(
         source: where that came from.
         versions: of simmoe and what it runs on.
     """
-    has_graphs = bool(visible_gpus()) and launch.graphs != "none"
-    limit = launch.max_num_batched_tokens or CAPTURED_SIZES[-1]
     return {
         "kind": "live",
         "versions": {**versions, **live_versions()},
@@ -47,7 +41,6 @@ def engine_manifest(
         },
         "target": {"model": launch.model.name},
         "flags": launch.arguments(0),
-        "graph_tokens": (_LARGEST_BY_DEFAULT if launch.graphs == "default" else limit) if has_graphs else 0,
         "seed": spec.seed,
     }  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,22 +56,6 @@ class StepRecord(NamedTuple):
         )
 
 
-def with_device_times(records: Iterable[StepRecord], times: Iterable[DeviceTimes]) -> list[StepRecord]:
-    """Return the records with the device times of the steps that have some.
-
-    Args:
-        records: as the scheduler drained them.
-        times: as the same engine's worker drained them, no later steps' than the records'.
-    """
-    found = {t.step: t for t in times}
-    return [
-        r._replace(device_start_s=t.start_s, device_end_s=t.end_s, launch_s=t.launch_s)
-        if (t := found.get(r.step))
-        else r
-        for r in records
-    ]
-
-
 class TimedSteps:
     """One engine's records with their device times, each drained in turn: a time may be told before its record."""
 
@@ -79,12 +63,22 @@ class TimedSteps:
         # device times of steps whose records have not been drained yet
         self._times: dict[int, DeviceTimes] = {}
 
-    def join(self, records: Sequence[StepRecord], times: Iterable[DeviceTimes]) -> list[StepRecord]:
-        """Return what was drained of the scheduler with what was drained of the worker just after."""
+    def join(self, records: Iterable[StepRecord], times: Iterable[DeviceTimes]) -> list[StepRecord]:
+        """Return the records with the device times of the steps that have some.
+
+        Args:
+            records: as the scheduler drained them.
+            times: as the same engine's worker drained them just after; later steps' are kept for later records.
+        """
         self._times |= {row.step: row for row in times}
-        timed = with_device_times(records, self._times.values())
-        if records:
-            self._times = {step: row for step, row in self._times.items() if step > records[-1].step}
+        timed = [
+            r._replace(device_start_s=t.start_s, device_end_s=t.end_s, launch_s=t.launch_s)
+            if (t := self._times.get(r.step))
+            else r
+            for r in records
+        ]
+        if timed:
+            self._times = {step: row for step, row in self._times.items() if step > timed[-1].step}
         return timed
 
 

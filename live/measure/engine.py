@@ -14,7 +14,7 @@ import numpy as np
 
 from simmoe.errors import LiveError
 from simmoe.live.engine.device_clock import DeviceTimes
-from simmoe.live.engine.steps import StepRecord, with_device_times
+from simmoe.live.engine.steps import StepRecord, TimedSteps
 from simmoe.live.engine.transport import CONFIG_KEY, K_ARG
 
 CAPTURED_SIZES: tuple[int, ...] = (
@@ -128,8 +128,7 @@ class MeasuredEngine:
         self._rng = np.random.default_rng(setup.seed)
         self._vocab_size = llm.vllm_config.model_config.get_vocab_size()
         self._count = 0
-        # device times of steps whose records have not been drained yet
-        self._times: dict[int, DeviceTimes] = {}
+        self._timed = TimedSteps()
         cache = llm.vllm_config.cache_config
         self.block_size: int = cache.block_size
         self.num_gpu_blocks: int = cache.num_gpu_blocks
@@ -176,11 +175,7 @@ class MeasuredEngine:
     async def drain(self) -> list[StepRecord]:
         """Return the steps since the last call, with when the device ran them."""
         records = [StepRecord(*row) for row in await self.call("drain_steps")]
-        self._times |= {t.step: t for t in (DeviceTimes(*r) for r in await self.call_worker("drain_device_times"))}
-        timed = with_device_times(records, self._times.values())
-        last = records[-1].step if records else -1
-        self._times = {step: t for step, t in self._times.items() if step > last}
-        return timed
+        return self._timed.join(records, (DeviceTimes(*row) for row in await self.call_worker("drain_device_times")))
 
     async def run(
         self, prompts: Sequence[Prompt], decode_seqs: int = 0, decode_ks: Sequence[int] = (), max_tokens: int = 0

@@ -5,45 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.platforms import current_platform
-from vllm.v1.worker.gpu_worker import Worker
 
 import simmoe.live.measure.dummy_weights  # noqa: F401 (registers its load format in this process)
 from simmoe.errors import LiveError
-from simmoe.live.engine.device_clock import CudaTimeline, DeviceClock, DeviceTimes, HostTimeline
+from simmoe.live.engine.timed_worker import TimedWorker
 from simmoe.live.measure import moe_layer
 from simmoe.live.measure.device_hold import DeviceHold, cuda_hold
 
-if current_platform.is_cpu():
-    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
-else:
-    PlatformWorker = Worker
 
-
-class MeasuringWorker(PlatformWorker):  # type: ignore[misc]
+class MeasuringWorker(TimedWorker):
     """Named by ``worker_cls``; its extra methods are called through ``collective_rpc``."""
 
-    _clock: DeviceClock | None = None
     _hold: DeviceHold | None = None
     _hold_s = 0.0
 
-    def drain_device_times(self) -> list[DeviceTimes]:
-        """Return when the device ran the steps since the last call."""
-        return self._device_clock().drain()
-
     def execute_model(self, scheduler_output: Any) -> Any:
-        """Run the forward pass; a step that computes something is timed."""
-        step = getattr(scheduler_output, "simmoe_step", None)
-        if step is not None:
-            if self._hold is not None and self._hold_s:
-                self._hold(self._hold_s)
-            self._device_clock().begin(step)
+        """Run the forward pass; a step that computes something may have the device wait first."""
+        if self._hold is not None and self._hold_s and getattr(scheduler_output, "simmoe_step", None) is not None:
+            self._hold(self._hold_s)
         return super().execute_model(scheduler_output)
-
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        """Sample, and mark the end of the step."""
-        output = super().sample_tokens(grammar_output)
-        self._device_clock().end()
-        return output
 
     def set_graphs(self, on: bool) -> None:
         """Replay captured graphs, or launch kernels one by one as above the captured sizes."""
@@ -62,11 +42,6 @@ class MeasuringWorker(PlatformWorker):  # type: ignore[misc]
     def time_moe_layers(self, sizes: list[int], ks: list[int]) -> dict[str, Any]:
         """Return :func:`moe_layer.time_layers` of this worker's model."""
         return moe_layer.time_layers(self.vllm_config, sizes, ks)
-
-    def _device_clock(self) -> DeviceClock:
-        if self._clock is None:
-            self._clock = DeviceClock(HostTimeline() if current_platform.is_cpu() else CudaTimeline())
-        return self._clock
 
     def moe_tiles(self, num_tokens: list[int], ks: list[int]) -> dict[str, Any]:
         """Return the Triton tile configuration of the first MoE layer at each size and budget, 'n/k' to a mapping."""

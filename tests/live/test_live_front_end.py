@@ -59,9 +59,11 @@ class StandIn:
         self.engine_core = self
 
     async def add_request(self, request_id: str, prompt: dict[str, list[int]], parameters: Any) -> Stream:
+        from vllm.exceptions import VLLMValidationError
+
         self.parameters.append(parameters)
         if prompt["prompt_token_ids"][0] == 13:
-            raise ValueError("too long")
+            raise VLLMValidationError("too long")
         return Stream(parameters.max_tokens, never=prompt["prompt_token_ids"][0] == 0)
 
     async def abort(self, request_id: str, internal: bool) -> None:
@@ -81,7 +83,7 @@ async def conversation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[E
     """Yield the run's end, vLLM's stand-in at the other end, and what cuts the line."""
     stand_in = StandIn()
     counts = SimpleNamespace(num_waiting=1, num_running=2, kv_used=0.5)
-    monkeypatch.setattr("simmoe.live.driving.front_end._facts", lambda llm: {"device_clock": False})
+    monkeypatch.setattr("simmoe.live.driving.front_end.engine_state", lambda llm: {"device_clock": False})
     monkeypatch.setattr("simmoe.live.driving.front_end.EngineCounts", SimpleNamespace(of=lambda llm: counts))
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=theirs, limit=LINE_BYTES)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simmoe.live.engine.device_clock import DeviceClock, DeviceTimes, HostTimeline, Mark
-from simmoe.live.engine.steps import StepRecord, TimedSteps, with_device_times
+from simmoe.live.engine.steps import StepRecord, TimedSteps
 
 START_S = 1000.0
 
@@ -138,7 +138,7 @@ def test_records_get_the_times_of_their_own_step() -> None:
     clock.end()
     records = [StepRecord(number, 0.0, 0.0, 1.0, 1.0, 8, 36, 1, 0, 0, 4, 4, 32, 0, 1, 0) for number in (0, 1)]
     times = clock.drain()
-    without, timed = with_device_times(records, times)
+    without, timed = TimedSteps().join(records, times)
     assert without == records[0] and without.device_end_s is None
     assert timed == records[1]._replace(
         device_start_s=times[0].start_s, device_end_s=times[0].end_s, launch_s=times[0].launch_s
