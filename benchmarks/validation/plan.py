@@ -59,6 +59,7 @@ class Cell:
     """Requests a second, of all engines."""
     load: float
     """That as a share of the system's own saturation; infinite offline."""
+    requests: int
     num_ranks: int
     spec: WorkloadSpec
     """The requests."""
@@ -99,13 +100,13 @@ class Experiment:
             trace="azure", rate=rate, requests=requests, mu=self.mu, sigma=self.sigma, seed=run.seed
         )  # fmt: skip
         load = rate / saturation[run.system] / run.num_ranks
-        return Cell(run.name, run.system, rate, load, run.num_ranks, spec)
+        return Cell(run.name, run.system, rate, load, requests, run.num_ranks, spec)
 
 
-def _front_end(num_ranks: int, seed: int) -> tuple[Run, Run]:
+def _front_end(num_ranks: int, seed: int, load: float = 0.7) -> tuple[Run, Run]:
     """Return a burst, for how long a front end works on a request, and a load, for how it hands a step's tokens on."""
-    load = Run(f"{FRONT_END}-load", "vllm+k", 0.592, seed, num_ranks, requests=180 * num_ranks)
-    return Run(f"{FRONT_END}-burst", "vllm+k", math.inf, seed + 1, 1, requests=64), load
+    loaded = Run(f"{FRONT_END}-load", "vllm+k", load, seed, num_ranks, requests=180 * num_ranks)
+    return Run(f"{FRONT_END}-burst", "vllm+k", math.inf, seed + 1, 1, requests=64), loaded
 
 
 def _online(load: float, num_ranks: int, seed: int, *systems: str) -> tuple[Run, ...]:
@@ -140,7 +141,7 @@ def _grid(seed: int) -> tuple[Run, ...]:
 
 
 _KEYED = (
-    *_front_end(2, seed=7001),
+    *_front_end(2, seed=7001, load=0.592),
     *_grid(seed=9000),
     Run("k-aware-90-own", "k-aware", 0.9, 9190, 2, of="k-aware", requests=1340),
     *_again(_grid(seed=9000), "k-aware-90"),

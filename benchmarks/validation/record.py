@@ -15,7 +15,6 @@ import json
 import math
 import os
 import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -147,13 +146,14 @@ async def _run(launch: EngineLaunch, engines: LocalEngines, cell: Cell) -> LiveR
     await engines.host(choice, cell.num_ranks)
     workload = build_workload(cell.spec)
     manifest = engine_manifest(launch, choice, cell.num_ranks, cell.spec, workload.source, versions())
+    manifest["profile"]["sha256"] = load_profile(launch.profile).sha256  # of what the policy believes
     load = None if math.isinf(cell.load) else cell.load
     manifest["experiment"] = {"cell": cell.name, "system": cell.system, "load": load, "graphs": launch.graphs}
     return await run_once(workload, engines, manifest, vocab_size=0, seed=cell.spec.seed)
 
 
 def _takes_s(cell: Cell) -> float:
-    arrivals_s = cell.spec.requests / (BURST_RATE if math.isinf(cell.rate) else cell.rate)
+    arrivals_s = cell.requests / (BURST_RATE if math.isinf(cell.rate) else cell.rate)
     return arrivals_s + DRAIN_S
 
 
@@ -181,8 +181,9 @@ def _tried(cell: Cell, rate: float | None, seconds: float | None) -> Cell:
     if rate is None or seconds is None:
         return cell
     at = cell.rate if math.isinf(cell.rate) else rate
-    return replace(cell, rate=at, spec=replace(cell.spec, rate=at, requests=round(rate * seconds)))
+    requests = round(rate * seconds)
+    return replace(cell, rate=at, requests=requests, spec=replace(cell.spec, rate=at, requests=requests))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
