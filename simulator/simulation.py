@@ -36,6 +36,7 @@ def simulate(
     batch_policy: MakeBatchPolicy,
     route_policy: MakeRoutePolicy,
     *,
+    prefill_s: Callable[[int, int], float] | None = None,
     after_compose: Callable[[Scheduler], None] | None = None,
 ) -> SimResult:
     """Simulate ``workload`` on ``config`` and return every request's fate.
@@ -46,12 +47,17 @@ def simulate(
         cost: seconds of each step.
         batch_policy: makes one batch policy a rank.
         route_policy: makes one route policy a front end.
+        prefill_s: what the policies take T(n, k) to be, where it is not ``cost``'s own: a live run's may have been told
+            another profile than the one its steps are costed by.
         after_compose: called with a rank's scheduler after each composition, to observe or to check it.
     Raises:
         UsageError: a budget of the workload outside 1..k_max, or hash blocks the KV blocks do not divide.
         PolicyError: a policy raised or answered nonsense; its attribute ``evidence`` holds the call as plain data.
     """
-    return _Simulation(workload, config, cost, batch_policy, route_policy, after_compose).run()
+    context = policy_context(config, cost)
+    if prefill_s is not None:
+        context = dataclasses.replace(context, prefill_s=prefill_s)
+    return _Simulation(workload, config, cost, context, batch_policy, route_policy, after_compose).run()
 
 
 def policy_context(config: SimConfig, cost: StepCost) -> PolicyContext:
@@ -77,6 +83,7 @@ class _Simulation:
         workload: Workload,
         config: SimConfig,
         cost: StepCost,
+        context: PolicyContext,
         batch_policy: MakeBatchPolicy,
         route_policy: MakeRoutePolicy,
         after_compose: Callable[[Scheduler], None] | None,
@@ -88,7 +95,6 @@ class _Simulation:
         self.fates = Fates(workload, config.front_end.egress_s)
         self.fates.on_finished = self._finished
         engine = config.engine
-        context = policy_context(config, cost)
         asker = self._asker = Asker(context)
         self.totals = [RankTotals() for _ in range(config.num_ranks)]
         self.logs = [StepLog(rank) for rank in range(config.num_ranks)] if config.record_steps else []

@@ -12,6 +12,7 @@ from simmoe.errors import PolicyError, UsageError
 from simmoe.policies.fifo import Fifo
 from simmoe.policies.protocols import ADMIT_ALL, BatchPolicy, RoutePolicy, StepPlan
 from simmoe.policies.queue_aware import QueueAware
+from simmoe.policies.tiers import Tiers
 from simmoe.policies.validate import call_from_json
 from simmoe.policies.views import RankView, RequestView, StepView
 from simmoe.profiles.shape import ConstantStepCost, StepCost, StepShape
@@ -308,6 +309,18 @@ def test_policies_see_running_requests_advance() -> None:
 
     run(workload((0.0, 10, 9, 1), (2.5, 4, 1, 1)), batch=Looking)
     assert seen == [(10, 12)], "ten prompt tokens and the two output tokens computed by 3 s"
+
+
+@pytest.mark.parametrize(("believed_s", "merged"), [(lambda n, k: 1.0, True), (lambda n, k: float(k * n), False)])
+def test_a_policy_may_believe_other_step_times_than_there_are(
+    believed_s: Callable[[int, int], float], merged: bool
+) -> None:
+    """Two tiers merge where a larger step is believed to cost no more; steps take what they take either way."""
+    config = SimConfig(k_max=8, engine=EngineConfig(block_size=4, num_gpu_blocks=1001), record_steps=True)
+    load = workload((0.0, 4, 1, 2), (0.0, 4, 1, 8))
+    result = simulate(load, config, ConstantStepCost(1.0), Tiers, lambda _: QueueAware(), prefill_s=believed_s)
+    expected = [(8, 8, 1.0)] if merged else [(4, 2, 1.0), (4, 8, 1.0)]
+    assert steps_of(result, "num_prefill_tokens", "k_exec", "duration_s") == expected
 
 
 # ------------------------------------------------------------------------------------------------------------- limits
