@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from simmoe.errors import LiveError
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.measure.engine import MeasuredEngine, Prompt, RequestTimes
 
@@ -88,10 +89,15 @@ def append(recording: Recording, header: dict[str, Any], path: Path) -> None:
     """Add a recording to a file of JSON lines: a header with the columns, then a line a name, request or step.
 
     The file is replaced as a whole, so that it never holds part of a recording.
+
+    Raises:
+        LiveError: the file has other columns, having been begun by another version.
     """
     lines = []
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines()
+        if json.loads(lines[0])["steps"] != list(STEP_COLUMNS):
+            raise LiveError(f"'{path.name}' was begun with other columns; move it away to record anew")
     else:
         head = {"format": FORMAT, "version": VERSION, "steps": STEP_COLUMNS, "requests": REQUEST_COLUMNS, **header}
         lines = [json.dumps(head)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from simmoe.live.measure.models import OLMOE_1B_7B, split_config
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint, default_plan
 from simmoe.live.measure.points import prompt_lengths, prompt_pairs, wanted
 from simmoe.live.measure.proof import verdict
-from simmoe.live.measure.recording import poisson
+from simmoe.live.measure.recording import Recording, append, poisson, read
 from simmoe.live.measure.run import front_end_medians
 from simmoe.live.measure.stages import Stages, populations
 from simmoe.live.measure.times import TimedStep, busy_steps, samples, timed_steps
@@ -241,3 +242,14 @@ def test_poisson_arrivals_start_at_zero_and_keep_their_rate() -> None:
     assert due_s == sorted(due_s)
     # the last of n Poisson arrivals has mean n/rate and deviation sqrt(n)/rate: four of them
     assert due_s[-1] == pytest.approx(4000 / 20, abs=4 * 4000**0.5 / 20)
+
+
+def test_a_recording_begun_with_other_columns_is_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    first = Recording("burst", "all at once", [], [])
+    append(first, {"model": "tiny"}, path)
+    append(Recording("poisson-50", "some", [], []), {}, path)
+    assert [r.name for r in read(path)] == ["burst", "poisson-50"]
+    path.write_text(path.read_text().replace(', "update_end_s"', "", 1))
+    with pytest.raises(LiveError, match=r"'recording\.jsonl' was begun with other columns"):
+        append(first, {}, path)
