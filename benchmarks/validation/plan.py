@@ -22,9 +22,6 @@ POLICIES = {
     "k-aware": "tiers+lanes",
 }
 
-ONLINE_S = 18.0
-"""Seconds of arrivals."""
-
 BURST = 600
 """Requests of an offline run."""
 
@@ -46,7 +43,7 @@ class Run:
     of: str = ""
     """System whose saturation counts; empty: the least."""
     requests: int = 0
-    """0: as many as arrive in ONLINE_S, or BURST."""
+    """0: as many as arrive in the experiment's ``online_s``, or BURST."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +79,8 @@ class Experiment:
     graphs: Graphs = "keyed"
     captured_ks: tuple[int, ...] | None = None
     """Budgets graphs are captured at; None: simmoe's own choice."""
+    online_s: float = 18.0
+    """Seconds of arrivals."""
 
     @property
     def num_ranks(self) -> int:
@@ -95,7 +94,7 @@ class Experiment:
     def _cell(self, run: Run, saturation: Mapping[str, float]) -> Cell:
         capacity = saturation[run.of] if run.of else min(saturation.values())
         rate = run.load if math.isinf(run.load) else round(run.load * capacity * run.num_ranks, 1)
-        requests = run.requests or (BURST if math.isinf(rate) else round(rate * ONLINE_S))
+        requests = run.requests or (BURST if math.isinf(rate) else round(rate * self.online_s))
         spec = WorkloadSpec(
             trace="azure", rate=rate, requests=requests, mu=self.mu, sigma=self.sigma, seed=run.seed
         )  # fmt: skip
@@ -197,7 +196,8 @@ EXPERIMENTS = {
         _DEFAULT,
         {"vllm": 30.4, "vllm+k": 30.5, "k-aware": 32.0},
         graphs="default",
-        captured_ks=(16, 24, 28, 32),
+        captured_ks=(20, 26, 32),
+        online_s=16.0,
     ),
     # another model, with a mix that is to its 24 routed sub-experts as (16, 5) is to 32
     "deepseek": Experiment(
