@@ -39,6 +39,7 @@ def install() -> None:
 
     An engine without simmoe's options captures as vLLM does.
     """
+    from vllm import envs
     from vllm.platforms import current_platform
 
     if not current_platform.is_cuda():
@@ -67,8 +68,11 @@ def install() -> None:
 
     @functools.wraps(estimate)
     def profile_cudagraph_memory(self: Any) -> int:
-        num_banks = len(EngineOptions.of(self.vllm_config).captured_ks) if names_options(self.vllm_config) else 1
-        return int(estimate(self)) * num_banks
+        if not names_options(self.vllm_config):
+            return int(estimate(self))
+        if not envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
+            return 0  # vLLM would capture a bank to do no more than warn by its size
+        return int(estimate(self)) * len(EngineOptions.of(self.vllm_config).captured_ks)
 
     capture_model.simmoe = True  # type: ignore[attr-defined]
     GPUModelRunner.capture_model = capture_model
