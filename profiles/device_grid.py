@@ -8,10 +8,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from simmoe.errors import ProfileError
 from simmoe.profiles.evidence import TRUST_SURE, Evidence, runs_at
-from simmoe.profiles.monotone import monotone_grid
+from simmoe.profiles.monotone import FloatGrid, monotone_grid
 from simmoe.profiles.regression import fit_cells
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.table import Cell, GridTable
@@ -57,11 +58,11 @@ def fit_device(
     def key(s: Sample) -> CellKey:
         return s.shape.num_tokens, s.k
 
-    kind, steps, hidden, sure = evidence
+    kind, steps, hidden, sure, held = evidence
     if not sure:
         what = "is clearly longer than the host's share" if steps else "was measured under the step clock"
         raise ProfileError(f"no {kind} step {what}: measure more sizes, up to the largest")
-    everything = [*steps, *hidden]
+    everything = [*steps, *hidden, *held]
     rows = [s for s in everything if runs_at(captured, key(s)[0]) == key(s)[0]]
     if not rows:
         raise ProfileError(f"no {kind} step fills a captured size: measure those, {', '.join(map(str, captured))}")
@@ -70,7 +71,7 @@ def fit_device(
     # a step between captured sizes takes no less than the size below it does
     below = {s: at.get((sizes[bisect_right(sizes, key(s)[0]) - 1], s.k)) for s in everything if key(s)[0] >= sizes[0]}
     ceiling = np.full((len(sizes), len(ks)), np.inf)
-    if above is not None:
+    if above is not None and not held:
         for size, cells_above in zip(above.sizes, above.cells, strict=True):
             for k, cell_above in zip(above.ks, cells_above, strict=True):
                 if (size, k) in at:
@@ -84,12 +85,18 @@ def fit_device(
             if where is not None:
                 limits[where] = min(limits[where], left[s])
         limits = np.minimum.accumulate(np.minimum.accumulate(limits[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
-        sure = [s for s in evidence.sure if key(s) not in at or left[s] <= TRUST_SURE * limits[at[key(s)]]]
+        sure = [
+            s
+            for s in evidence.sure
+            if s.clock == "held" or key(s) not in at or left[s] <= TRUST_SURE * limits[at[key(s)]]
+        ]
     if not np.isfinite(limits).all():
         raise ProfileError(f"{kind} steps were not measured at the largest size {sizes[-1]} and the largest k {ks[-1]}")
 
     members: dict[CellKey, list[tuple[Sample, float]]] = {}
-    trusted = [s for s in rows if left[s] <= CELL_TRUST * limits[at[key(s)]]]
+    known = {key(s) for s in held}
+    trusted = [s for s in rows if key(s) not in known and left[s] <= CELL_TRUST * limits[at[key(s)]]]
+    trusted += [s for s in rows if s.clock == "held"]
     for s in trusted:
         members.setdefault(key(s), []).append((s, left[s]))
     cells = limits.copy()
@@ -98,9 +105,13 @@ def fit_device(
         cells[at[where]] = np.average([seconds for _, seconds in found], weights=weights)
     measured = {key(s) for s in rows}
     for i, size in enumerate(sizes):
-        known = np.array([(size, k) in measured for k in ks])
-        between = np.interp(np.array(ks)[~known], np.array(ks)[known], cells[i, known])
-        cells[i, ~known] = np.minimum(between, limits[i, ~known])
+        mine = np.array([(size, k) in measured for k in ks])
+        between = np.interp(np.array(ks)[~mine], np.array(ks)[mine], cells[i, mine])
+        cells[i, ~mine] = np.minimum(between, limits[i, ~mine])
+    if held:
+        bound = {key(s) for s in set(trusted) & set(sure)}
+        hidden_cells = np.array([[(size, k) not in known | bound for k in ks] for size in sizes])
+        cells = np.minimum(between_known(cells, hidden_cells, sizes, ks), np.where(hidden_cells, limits, np.inf))
     cells, moved = monotone_grid(cells)
 
     def cell(size: int, k: int) -> Cell:
@@ -110,6 +121,28 @@ def fit_device(
 
     grid = GridTable(tuple(sizes), tuple(ks), tuple(tuple(cell(size, k) for k in ks) for size in sizes))
     return DeviceFit(grid, values.tolist(), len(trusted), moved)
+
+
+def between_known(
+    cells: FloatGrid, hidden: npt.NDArray[np.bool_], sizes: Sequence[int], ks: Sequence[int]
+) -> FloatGrid:
+    """Return the grid with hidden cells interpolated between known ones, along k and then along the size.
+
+    Cells that have no known ones on both sides either way stay as they are.
+    """
+    from scipy.interpolate import PchipInterpolator
+
+    cells, hidden = cells.copy(), hidden.copy()
+    for axis, at in ((1, np.array(ks, dtype=np.float64)), (0, np.array(sizes, dtype=np.float64))):
+        rows, missing = (cells, hidden) if axis else (cells.T, hidden.T)  # views
+        for row, lacks in zip(rows, missing, strict=True):
+            if (~lacks).sum() < 2:
+                continue
+            first, last = at[~lacks][[0, -1]]
+            inside = lacks & (at > first) & (at < last)
+            row[inside] = PchipInterpolator(at[~lacks], row[~lacks])(at[inside])
+            lacks[inside] = False
+    return cells
 
 
 def context_knots(samples: Sequence[Sample]) -> list[int]:

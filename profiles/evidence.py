@@ -31,7 +31,9 @@ class Evidence(NamedTuple):
     hidden: list[Sample]
     """Under the device clock, shorter than the host's share: the step clock cannot show them."""
     sure: list[Sample]
-    """Steps surely bound by the device."""
+    """Steps surely bound by the device, and those it was held before."""
+    held: list[Sample]
+    """Under the held clock: the device's time itself, whatever the host takes."""
 
 
 def device_bound(
@@ -72,19 +74,21 @@ def gather(
     clock: Mapping[str, HostShare],
     captured: Sequence[int],
 ) -> Evidence:
-    """Return what step-clock and device-clock samples say of one kind of step.
+    """Return what the samples say of one kind of step.
 
     Args:
         kind: 'prefill', 'decode' or 'mixed'.
         steps: step-clock samples of every kind, with whether the device surely bound them.
-        device: device-clock samples of every kind.
+        device: device-clock and held samples of every kind.
         clock: the host clock's share by launch path.
         captured: sizes graphs were captured at, ascending.
     """
     mine = [s for s, _ in steps if s.kind == kind]
-    hidden = [s for s in device if s.kind == kind and s.median_s < host_s(clock, s, captured)]
+    held = [s for s in device if s.kind == kind and s.clock == "held"]
+    shown = [s for s in device if s.kind == kind and s.clock != "held"]
+    hidden = [s for s in shown if s.median_s < host_s(clock, s, captured)]
     sure = [s for s, bound in steps if bound and s.kind == kind]
-    return Evidence(kind, mine, hidden, sure)
+    return Evidence(kind, mine, hidden, [*sure, *held], held)
 
 
 def not_held_up(evidence: Evidence) -> list[Sample]:
@@ -94,7 +98,7 @@ def not_held_up(evidence: Evidence) -> list[Sample]:
 
     def held_up(s: Sample) -> bool:
         more = (shapes >= np.array(s.shape)).all(axis=1)
-        return bool((s.median_s > TRUST * seconds[more]).any())
+        return s.clock != "held" and bool((s.median_s > TRUST * seconds[more]).any())
 
     return [s for s in evidence.sure if not held_up(s)]
 

@@ -6,7 +6,8 @@ the host is not always equally fast, so a step may have taken longer than its de
 1. Steps clearly longer than the host clock's share were bound by the device. They give what attention adds.
 2. What is left of every step bounds the device's time at its (size, k) from above, and so at every smaller size and k;
    so do device-clock times below the host's share, which no step can show. Rows within TRUST of the least such bound
-   give the grid; those above it were held up by the host. Where noise turned the grid round, it is projected back.
+   give the grid; those above it were held up by the host. Where the device was held until a step was launched, those
+   rows alone give it. Where noise turned the grid round, it is projected back.
 3. What decoding sequences add to a step with prompt tokens, and then the host's share by launch path, are what best
    explains the steps (least absolute error). The host has more to do while it serves than between measured points, so a
    calibration recording's steps take part in its share, and in nothing else.
@@ -79,10 +80,10 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
     if not clocked:
         raise ProfileError("no samples under the host clock: steps bound by the host cannot be told from others")
     clock = host_clock(clocked, captured)
-    device = [sample for head, sample in used if sample.clock == "device" and head.async_scheduling]
+    device = [sample for head, sample in used if sample.clock in ("device", "held") and head.async_scheduling]
     rows = [sample for head, sample in used if head.async_scheduling]
     if not any(sample.clock == "step" for sample in rows):
-        rows = [*clocked, *(replace(sample, clock="step") for sample in device)]
+        rows = [*clocked, *(replace(sample, clock="step") for sample in device if sample.clock == "device")]
     bound = device_bound(rows, clock, captured)
     steps = [sample for sample, _ in bound]
     # what ran without its graphs tells the host's share, and of the device nothing that steps with graphs do not

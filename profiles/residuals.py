@@ -37,7 +37,7 @@ def residuals(table: StepTable, samples: Iterable[Sample], *, async_scheduling: 
     groups: dict[tuple[str, str], list[float]] = {}
     for sample in samples:
         if sample.clock != "host":
-            predicted_s = predictor.device_s if sample.clock == "device" else predictor.step_s
+            predicted_s = predictor.device_s if sample.clock in ("device", "held") else predictor.step_s
             groups.setdefault((sample.kind, sample.clock), []).append(predicted_s(sample.shape) / sample.median_s - 1)
     rows = []
     for (kind, clock), errors in sorted(groups.items()):

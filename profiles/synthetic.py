@@ -105,6 +105,17 @@ class SyntheticEngine:
                 out.append(make_sample(shape, clock, "graphs", repeats, held_out))
         return out
 
+    def held_samples(self, budgets: Sequence[int] = BUDGETS, noise: float = 0.0, seed: int = 0) -> list[Sample]:
+        """Return the points of those budgets whose time the host decides, as a device that is held shows them."""
+        rng = np.random.default_rng(seed)
+        shapes = [shape for shape, held_out in _plan() if shape.k_exec in budgets and not held_out]
+        hidden = [shape for shape in shapes if self.device_s(shape) < 1.2 * self.host_share_s(shape)]
+        out = []
+        for shape in hidden:
+            seconds = float(self.device_s(shape) * np.exp(noise * rng.standard_normal()))
+            out.append(make_sample(shape, "held", "graphs", [seconds * (1 + noise * d) for d in (-1, 0, 1)]))
+        return out
+
 
 def make_sample(shape: StepShape, clock: Clock, mode: Mode, seconds: Sequence[float], held_out: bool = False) -> Sample:
     """Return the sample of a shape from its repetitions."""
