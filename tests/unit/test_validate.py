@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from simmoe.cli import run as cli
 from simmoe.commands.validate import captured_at, simulate_like
 from simmoe.errors import LiveError, UsageError
 from simmoe.live.driving.lag import judge_lag
-from simmoe.policies.protocols import BatchPolicy, PolicyContext
-from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import load_profile
+from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import prompt_shape
 from simmoe.records import RunRecord, read_record, write_record
+from simmoe.simulator.result import SimResult
+from simmoe.simulator.simulation import simulate
 
 
 @pytest.fixture
@@ -75,29 +77,40 @@ def test_a_profile_takes_the_sizes_that_the_live_engines_captured() -> None:
         captured_at(eager, (1, 256))
 
 
-def test_the_sizes_of_a_record_count_and_policies_are_told_what_the_live_ones_were(
-    live: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sizes_that_live_engines_captured_decide_what_runs_eagerly(live: Path) -> None:
     profile = load_profile("synthetic-olmoe-split4")
     record = read_record(live)
     record.manifest["config"]["engine"]["captured_sizes"] = [1, 2, 4, 8]
-    told: list[float] = []
-
-    def parse(text: str) -> SimpleNamespace:
-        choice = parse_policy(text)
-
-        def batch(context: PolicyContext) -> BatchPolicy:
-            told.append(context.prefill_s(900, 32))
-            return choice.batch(context)
-
-        return SimpleNamespace(batch=batch, route=choice.route)
-
-    monkeypatch.setattr("simmoe.commands.validate.parse_policy", parse)
     steps = simulate_like(record, profile)[0].steps
     assert steps is not None
-    eager = steps["num_prefill_tokens"] + steps["num_decode_tokens"] > 8
-    assert eager.any() and (steps["duration_s"][eager] >= profile.table.host["eager"].base_s).all()
-    assert told == [profile.cost().prefill_s(900, 32)] * 2
+    tokens = steps["num_prefill_tokens"] + steps["num_decode_tokens"]
+    eager = captured_at(profile, ()).cost()
+    alone = (steps["num_prefill_tokens"] == 0) & (tokens > 8)
+    shapes = zip(*(steps[name][alone] for name in ("num_decode_tokens", "kv_tokens", "k_exec")), strict=True)
+    expected_s = [eager.step_s(StepShape(0, 0, 0, int(n), int(kv), int(k))) for n, kv, k in shapes]
+    assert len(expected_s) > 100 and steps["duration_s"][alone] == pytest.approx(expected_s, rel=1e-6)
+
+
+def test_policies_are_told_what_the_live_ones_were(
+    live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told_s: list[float] = []
+
+    def listening(*args: Any, prefill_s: Callable[[int, int], float], **options: Any) -> SimResult:
+        told_s.append(prefill_s(900, 32))
+        return simulate(*args, prefill_s=prefill_s, **options)
+
+    monkeypatch.setattr("simmoe.commands.validate.simulate", listening)
+    record = read_record(live)
+    other = load_profile("synthetic-olmoe-split4")
+    record.manifest["profile"] = {"name": other.name, "sha256": other.sha256}
+    write_record(live, record)
+    options = ["validate", "--live", str(live)]
+    assert cli([*options, "--out", str(tmp_path / "own")]) == 0
+    assert "the live policies took T(n, k) from another state" in capsys.readouterr().err
+    assert cli([*options, "--policy-profile", other.name, "--out", str(tmp_path / "told")]) == 0
+    assert "T(n, k)" not in capsys.readouterr().err
+    assert told_s == [load_profile().cost().prefill_s(900, 32), other.cost().prefill_s(900, 32)]
 
 
 def test_a_live_run_that_sent_too_late_is_compared_in_all_but_ttft(

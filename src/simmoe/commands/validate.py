@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -15,7 +15,6 @@ from simmoe.commands.notes import describe_extrapolation, versions
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.errors import LiveError, RecordError, UsageError
-from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.records import RunRecord, read_record, write_record
@@ -23,14 +22,15 @@ from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
 from simmoe.simulator.simulation import simulate
 from simmoe.traces.workload import Workload
 
-Policy = TypeVar("Policy")
-
 
 @click.pass_context
-def _validate(context: click.Context, /, live: str | None, out: str, profile: str, **options: Any) -> None:
+def _validate(
+    context: click.Context, /, live: str | None, out: str, profile: str, policy_profile: str | None, **options: Any
+) -> None:
     """Run live, simulate the same, compare.
 
-    Options are those of 'simmoe live run'; with --live RECORD only --profile counts. DIR gets live/, sim/ and compare/.
+    Options are those of 'simmoe live run'; with --live RECORD only the profiles count. DIR gets live/, sim/ and
+    compare/.
     """
     folder = Path(out)
     if live is None:
@@ -43,8 +43,16 @@ def _validate(context: click.Context, /, live: str | None, out: str, profile: st
             # a run that was recorded, its TTFT not to be reported: the rest is compared, and 'compare' refuses again
     record = read_record(live)
     loaded = load_profile(profile)
+    believed = load_profile(policy_profile or profile)
+    told = (record.manifest.get("profile") or {}).get("sha256", believed.sha256)
+    if told != believed.sha256:
+        click.echo(
+            f"the live policies took T(n, k) from another state of profile '{record.manifest['profile']['name']}' "
+            f"(sha256 {told[:12]}) than the simulated ones do; --policy-profile names it",
+            err=True,
+        )
     with record_folder(str(folder / "sim"), {"live": record.manifest}) as sim:
-        simulated, note = simulate_like(record, loaded)
+        simulated, note = simulate_like(record, loaded, believed=believed)
         simulated.manifest["profile"]["name"] = profile  # a path stays one, so that the run can be repeated
         write_record(sim, simulated)
     if note:
@@ -67,18 +75,26 @@ validate = click.Command(
             help="Folder for both records and their comparison.",
         ),
         click.Option(["--live"], metavar="RECORD", help="A live run's record, in place of a run now."),
+        click.Option(
+            ["--policy-profile"],
+            metavar="PROFILE",
+            help="What the live run's policies took T(n, k) from.  [default: --profile]",
+        ),
         *(parameter for parameter in live_run.params if parameter.name not in _OWN),
     ],
 )
 
 
-def simulate_like(live: RunRecord, profile: Profile, front_end: FrontEndConfig | None = None) -> tuple[RunRecord, str]:
+def simulate_like(
+    live: RunRecord, profile: Profile, front_end: FrontEndConfig | None = None, believed: Profile | None = None
+) -> tuple[RunRecord, str]:
     """Simulate a live run's workload under its policy, within its engines' limits.
 
     Args:
         live: the live run's record.
         profile: step times, and the front end's where ``front_end`` does not say.
         front_end: delays of the front end.
+        believed: what the live policies took T(n, k) from; None: ``profile``.
     Returns:
         The simulated record, its steps kept, and what the profile had to extrapolate.
     Raises:
@@ -112,10 +128,8 @@ def simulate_like(live: RunRecord, profile: Profile, front_end: FrontEndConfig |
         k_qos=requests["k_qos"],
     )
     cost = captured_at(profile, given["engine"].get("captured_sizes")).cost(config.engine.async_scheduling)
-    # the live policies were given T(n, k) by name, whatever sizes their engine captured
-    believed_s = profile.cost(config.engine.async_scheduling).prefill_s
     result = simulate(
-        workload, config, cost, _believing(choice.batch, believed_s), _believing(choice.route, believed_s)
+        workload, config, cost, choice.batch, choice.route, prefill_s=(believed or profile).cost().prefill_s
     )
     simulated = {
         "kind": "run",
@@ -128,13 +142,6 @@ def simulate_like(live: RunRecord, profile: Profile, front_end: FrontEndConfig |
         "extrapolated": dict(cost.extrapolated),
     }
     return result.record(simulated), describe_extrapolation(cost.extrapolated) or ""
-
-
-def _believing(
-    make: Callable[[PolicyContext], Policy], prefill_s: Callable[[int, int], float]
-) -> Callable[[PolicyContext], Policy]:
-    """Return what makes the same policies, told this T(n, k)."""
-    return lambda context: make(replace(context, prefill_s=prefill_s))
 
 
 def captured_at(profile: Profile, sizes: Sequence[int] | None) -> Profile:
