@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +55,25 @@ class Profile:
     def cost(self, async_scheduling: bool = True) -> ProfileStepCost:
         """Return a fresh step cost: one a run, since it counts what it extrapolated."""
         return ProfileStepCost(self._surfaces, async_scheduling)
+
+    def captured_at(self, sizes: Sequence[int] | None) -> Profile:
+        """Return the profile of the same engine, had its graphs been captured at other sizes.
+
+        A larger step launches its kernels one by one, which a profile has times of too.
+
+        Args:
+            sizes: token counts, ascending; empty: no graphs; None: the profile's own.
+        Raises:
+            UsageError: sizes, but the profile was measured without graphs.
+        """
+        table = self.table
+        if sizes is None or tuple(sizes) == table.captured_sizes:
+            return self
+        if not sizes:
+            return Profile(table.without_graphs())
+        if not table.captured_sizes:
+            raise UsageError(f"profile '{self.name}' was measured without graphs; there are no times of any")
+        return Profile(replace(table, captured_sizes=tuple(sizes)))
 
 
 def profile_names() -> list[str]:

@@ -11,7 +11,6 @@ from plan import EXPERIMENTS, POLICIES, Experiment
 from simmoe.analysis.metrics import Slo, summarise
 from simmoe.commands.sweeping.cells import Cell
 from simmoe.commands.sweeping.saturation import offline_cell, saturation_rate
-from simmoe.commands.validate import captured_at
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.simulator.config import EngineConfig, SimConfig
@@ -28,7 +27,7 @@ def saturation(experiment: Experiment, profile: Profile) -> dict[str, float]:
     As ``simmoe sweep`` finds them: offline, from many times the requests that can run at once, over the middle half.
     """
     sizes: Sequence[int] | None = DEFAULT_SIZES if experiment.graphs == "default" else None
-    cost = captured_at(profile, sizes).cost
+    cost = profile.captured_at(sizes).cost
     engine = EngineConfig(num_gpu_blocks=profile.num_gpu_blocks, captured_ks=experiment.captured_ks or ())
     config = SimConfig(k_max=profile.k_max, k_granularity=profile.k_granularity, engine=engine)
     spec = experiment.cells(dict.fromkeys(POLICIES, 1.0))[0].spec

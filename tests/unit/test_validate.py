@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from simmoe.cli import run as cli
-from simmoe.commands.validate import captured_at, simulate_like
+from simmoe.commands.validate import simulate_like
 from simmoe.errors import LiveError, UsageError
 from simmoe.live.driving.lag import judge_lag
 from simmoe.profiles.catalog import load_profile
@@ -66,15 +66,15 @@ def test_a_profile_of_another_k_max_is_refused(live: Path, tmp_path: Path, capsy
 
 def test_a_profile_takes_the_sizes_that_the_live_engines_captured() -> None:
     profile = load_profile("synthetic-olmoe-split4")
-    assert captured_at(profile, None) is captured_at(profile, profile.table.captured_sizes) is profile
-    at_512, eager = captured_at(profile, (1, 256, 512)), captured_at(profile, ())
+    assert profile.captured_at(None) is profile.captured_at(profile.table.captured_sizes) is profile
+    at_512, eager = profile.captured_at((1, 256, 512)), profile.captured_at(())
     own_s, at_512_s, eager_s = (
         [p.cost().step_s(prompt_shape(n, 32)) for n in (300, 1000)] for p in (profile, at_512, eager)
     )
     # 300 tokens run as 512 do, and 1000 as they are, where the profile's own engine pads them to 1024
     assert at_512_s[0] > eager_s[0] and own_s[1] > at_512_s[1] == eager_s[1]
-    with pytest.raises(UsageError, match="no times of graphs"):
-        captured_at(eager, (1, 256))
+    with pytest.raises(UsageError, match="measured without graphs"):
+        eager.captured_at((1, 256))
 
 
 def test_the_sizes_that_live_engines_captured_decide_what_runs_eagerly(live: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_sizes_that_live_engines_captured_decide_what_runs_eagerly(live: Pat
     steps = simulate_like(record, profile)[0].steps
     assert steps is not None
     tokens = steps["num_prefill_tokens"] + steps["num_decode_tokens"]
-    eager = captured_at(profile, ()).cost()
+    eager = profile.captured_at(()).cost()
     alone = (steps["num_prefill_tokens"] == 0) & (tokens > 8)
     shapes = zip(*(steps[name][alone] for name in ("num_decode_tokens", "kv_tokens", "k_exec")), strict=True)
     expected_s = [eager.step_s(StepShape(0, 0, 0, int(n), int(kv), int(k))) for n, kv, k in shapes]

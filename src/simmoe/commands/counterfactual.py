@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from simmoe.analysis.compare import Pairing
 from simmoe.analysis.compare_causes import Causes, MeanLatency, StepRatios, mean_latency
 from simmoe.errors import RecordError, SimmoeError
 from simmoe.policies.registry import PolicyChoice, parse_policy
-from simmoe.profiles.catalog import load_profile
+from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.shape import DecodeLine, StepCost, StepShape
 from simmoe.records import Columns, RunRecord
 from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
@@ -28,7 +28,7 @@ def find_causes(first: RunRecord, second: RunRecord, pairing: Pairing) -> tuple[
     Raises:
         RecordError: the first is no simulated run, or cannot be repeated; the message says why.
     """
-    config, choice, cost = _deployment(first)
+    config, choice, cost, prefill_s = _deployment(first)
     if first.steps is None or second.steps is None:
         raise RecordError("both records need their steps (--record-steps)")
     rows = pairing.second
@@ -46,7 +46,7 @@ def find_causes(first: RunRecord, second: RunRecord, pairing: Pairing) -> tuple[
             output_tokens=paired["output_tokens"][order],
             k_qos=paired["k_qos"][order],
         )
-        requests = simulate(workload, config, cost, choice.batch, choice.route).requests
+        requests = simulate(workload, config, cost, choice.batch, choice.route, prefill_s=prefill_s).requests
         return mean_latency(requests, np.arange(len(order)), arrival_s[order] - start_s)
 
     at_dispatch = replace(config, front_end=replace(config.front_end, ingress_s=0.0, ingress_service_s=0.0))
@@ -79,7 +79,7 @@ class _Scaled:
     def __init__(self, cost: StepCost, ratios: StepRatios) -> None:
         self._cost = cost
         self._ratios = ratios
-        self.prefill_s = cost.prefill_s  # what the policy believes does not change
+        self.prefill_s = cost.prefill_s
 
     def step_s(self, shape: StepShape, /) -> float:
         """Return the seconds a like step takes in the other record."""
@@ -93,13 +93,15 @@ class _Scaled:
         raise NotImplementedError
 
 
-def _deployment(record: RunRecord) -> tuple[SimConfig, PolicyChoice, StepCost]:
+def _deployment(record: RunRecord) -> tuple[SimConfig, PolicyChoice, StepCost, Callable[[int, int], float]]:
+    """Return what a simulated run had, the last of it T(n, k) as its policies took it."""
     manifest = record.manifest
     if manifest.get("kind") != "run":
         raise RecordError("the first record is no simulated run")
     try:
         given: Mapping[str, Any] = manifest["config"]
-        profile = load_profile(manifest["profile"]["name"])
+        profile = _unchanged_profile(manifest["profile"])
+        believed = _unchanged_profile(manifest.get("policy_profile") or manifest["profile"])
         choice = parse_policy(manifest["policy"]["given"])
         config = SimConfig(
             **{f.name: given[f.name] for f in fields(SimConfig) if f.name not in ("engine", "front_end")},
@@ -110,9 +112,15 @@ def _deployment(record: RunRecord) -> tuple[SimConfig, PolicyChoice, StepCost]:
         raise RecordError(f"the first run cannot be repeated: {error}") from error
     except (KeyError, TypeError) as error:
         raise RecordError(f"the first run cannot be repeated: its manifest lacks {error}") from error
-    if profile.sha256 != manifest["profile"]["sha256"]:
-        raise RecordError(f"the profile '{profile.name}' has changed since the first run")
     if config.engine.enable_prefix_caching:
         raise RecordError("the first run had a prefix cache, and a record does not keep prefixes")
     config = replace(config, record_steps=False, max_time_s=None)
-    return config, choice, profile.cost(async_scheduling=config.engine.async_scheduling)
+    cost = profile.captured_at(manifest["profile"].get("captured_sizes")).cost(config.engine.async_scheduling)
+    return config, choice, cost, believed.cost().prefill_s
+
+
+def _unchanged_profile(told: Mapping[str, Any]) -> Profile:
+    profile = load_profile(told["name"])
+    if profile.sha256 != told["sha256"]:
+        raise RecordError(f"the profile '{profile.name}' has changed since")
+    return profile

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,9 @@ def _validate(
         )
     with record_folder(str(folder / "sim"), {"live": record.manifest}) as sim:
         simulated, note = simulate_like(record, loaded, believed=believed)
-        simulated.manifest["profile"]["name"] = profile  # a path stays one, so that the run can be repeated
+        # paths stay such, so that the run can be repeated
+        simulated.manifest["profile"]["name"] = profile
+        simulated.manifest["policy_profile"]["name"] = policy_profile or profile
         write_record(sim, simulated)
     if note:
         click.echo(note, err=True)
@@ -127,7 +128,9 @@ def simulate_like(
         output_tokens=requests["output_tokens"],
         k_qos=requests["k_qos"],
     )
-    cost = captured_at(profile, given["engine"].get("captured_sizes")).cost(config.engine.async_scheduling)
+    sizes = given["engine"].get("captured_sizes")
+    cost = profile.captured_at(sizes).cost(config.engine.async_scheduling)
+    believed = believed or profile
     result = simulate(
         workload, config, cost, choice.batch, choice.route, prefill_s=(believed or profile).cost().prefill_s
     )
@@ -136,30 +139,12 @@ def simulate_like(
         "versions": versions(),
         "workload": manifest.get("workload"),
         "config": config.as_dict(),
-        "profile": {"name": profile.name, "status": profile.status, "sha256": profile.sha256},
+        "profile": {
+            "name": profile.name, "status": profile.status, "sha256": profile.sha256, "captured_sizes": sizes,
+        },
+        "policy_profile": {"name": believed.name, "sha256": believed.sha256},
         "policy": manifest["policy"],
         "live": manifest,
         "extrapolated": dict(cost.extrapolated),
-    }
+    }  # fmt: skip
     return result.record(simulated), describe_extrapolation(cost.extrapolated) or ""
-
-
-def captured_at(profile: Profile, sizes: Sequence[int] | None) -> Profile:
-    """Return the profile of the same engine, had its graphs been captured at other sizes.
-
-    A larger step launches its kernels one by one, which the profile has times of too.
-
-    Args:
-        profile: measured with graphs of its own sizes.
-        sizes: token counts, ascending; empty: no graphs; None: the profile's own.
-    Raises:
-        UsageError: sizes, but the profile was measured without graphs.
-    """
-    table = profile.table
-    if sizes is None or tuple(sizes) == table.captured_sizes:
-        return profile
-    if not sizes:
-        return Profile(table.without_graphs())
-    if not table.captured_sizes:
-        raise UsageError(f"profile '{profile.name}' has no times of graphs; the live engines replayed some")
-    return Profile(replace(table, captured_sizes=tuple(sizes)))
