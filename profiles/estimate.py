@@ -17,7 +17,7 @@ from simmoe.profiles.cards import Card
 from simmoe.profiles.learned import UTILISATION, Learned, kv_bytes
 from simmoe.profiles.models import Model, ModelShape, deciding_values, model_shape, split_config
 from simmoe.profiles.roofline import device_s
-from simmoe.profiles.step_work import BF16
+from simmoe.profiles.step_work import BF16, ONE_CARD, Parallelism, card_weights
 from simmoe.profiles.table import PATHS, Attention, Cell, GridTable, HostShare, StepTable
 
 #: Budgets of an estimated grid: those below the model's largest, and that one.
@@ -34,8 +34,9 @@ def estimated_table(
     summary: str,
     provenance: dict[str, Any],
     k_granularity: int = 1,
+    parallel: Parallelism = ONE_CARD,
 ) -> StepTable:
-    """Return the estimated table of a model on a card, captured sizes and block size as in a measured one.
+    """Return the estimated table of a model on a card or several, captured sizes and block size as in a measured one.
 
     Args:
         learned: of :func:`learn_from`.
@@ -46,22 +47,26 @@ def estimated_table(
         summary: one line.
         provenance: of the table.
         k_granularity: sub-expert units one of the model's experts is worth.
+        parallel: the cards the model is spread over.
     Raises:
-        UsageError: the weights do not fit the card.
+        UsageError: the weights do not fit, or cannot be spread so.
     """
+    _check_spread(shape, parallel)
     ks = sorted({k for k in BUDGETS if k < shape.top_k} | {shape.top_k})
     sizes = like.captured_sizes
     seqs = [size for size in sizes if size <= like.decode.sizes[-1]]
-    kv_s = kv_bytes(shape) / (card.memory_byte_s * learned.kv_memory)
-    pair_s = shape.pair_flops * shape.num_layers / (card.bf16_flop_s * learned.pair_compute)
+    kv_s = kv_bytes(shape, parallel) / (card.memory_byte_s * learned.kv_memory)
+    pair_s = shape.pair_flops * shape.num_layers / (card.bf16_flop_s * learned.pair_compute) / parallel.num_cards
+    shares = learned.host if parallel.num_cards == 1 else learned.host_of_several
     host = {
-        path: HostShare(*(fixed + layer * shape.num_layers for fixed, layer in zip(*learned.host[path], strict=True)))
+        path: HostShare(*(fixed + layer * shape.num_layers for fixed, layer in zip(*shares[path], strict=True)))
         for path in PATHS
     }
 
     def grid(sizes: Sequence[int], decode: bool) -> GridTable:
         at = np.array(list(product(sizes, ks)))
-        seconds = device_s(shape, card, learned.device, at[:, 0], at[:, 1], decode=decode).reshape(len(sizes), len(ks))
+        seconds = device_s(shape, card, learned.device, at[:, 0], at[:, 1], decode=decode, parallel=parallel)
+        seconds = seconds.reshape(len(sizes), len(ks))
         seconds = np.maximum.accumulate(np.maximum.accumulate(seconds, axis=0), axis=1)
         units = tuple(k * k_granularity for k in ks)
         return GridTable(tuple(sizes), units, tuple(tuple(Cell(float(s), 0.0, 0) for s in row) for row in seconds))
@@ -73,7 +78,7 @@ def estimated_table(
         k_max=shape.top_k * k_granularity,
         k_granularity=k_granularity,
         block_size=like.block_size,
-        num_gpu_blocks=_num_blocks(learned, card, shape, like.block_size),
+        num_gpu_blocks=_num_blocks(learned, card, shape, parallel, like.block_size),
         ingress_s=learned.ingress_s,
         egress_s=learned.egress_s,
         captured_sizes=sizes,
@@ -89,9 +94,15 @@ def estimated_table(
 
 
 def estimate(
-    learned: Learned, like: StepTable, card: Card, model: Model, splits: int, held_out: Sequence[Mapping[str, Any]]
+    learned: Learned,
+    like: StepTable,
+    card: Card,
+    model: Model,
+    splits: int,
+    held_out: Sequence[Mapping[str, Any]],
+    parallel: Parallelism = ONE_CARD,
 ) -> StepTable:
-    """Return the estimated table of a model on a card, with what it rests on in its provenance.
+    """Return the estimated table of a model on a card or several, with what it rests on in its provenance.
 
     Args:
         learned: of :func:`~simmoe.profiles.learned.learn_from`.
@@ -100,29 +111,50 @@ def estimate(
         model: as published.
         splits: sub-experts every routed expert is split into.
         held_out: the method's errors on measured tables it did not see.
+        parallel: the cards the model is spread over.
     Raises:
         DataError: the configuration is not supported.
-        UsageError: experts that cannot be split so, or weights that do not fit the card.
+        UsageError: experts that cannot be split so, or weights that do not fit, or cannot be spread so.
     """
     config = split_config(model.config, splits)
     called = f"{model.published_as} split by {splits}" if splits > 1 else model.published_as
+    num_cards, expert_parallel = parallel
+    spread = f"-tp{num_cards}{'-ep' if expert_parallel else ''}" if num_cards > 1 else ""
+    on = f"one {card.driver_name}"
+    if num_cards > 1:
+        on = (
+            f"{num_cards} {card.driver_name}, tensor parallel{' with whole experts on each' if expert_parallel else ''}"
+        )
     return estimated_table(
         learned,
         like,
         card,
         model_shape(config),
-        name=f"{model.name}{f'-split{splits}' if splits > 1 else ''}-{card.name}",
-        summary=f"{called} on one {card.driver_name}, estimated from its datasheet",
+        name=f"{model.name}{f'-split{splits}' if splits > 1 else ''}{spread}-{card.name}",
+        summary=f"{called} on {on}, estimated from its datasheet",
         provenance={
             "estimate": {
                 "model": called,
                 "model_config": deciding_values(config),
                 "card": asdict(card),
+                "num_cards": num_cards,
+                "engine_flags": {"enable_expert_parallel": expert_parallel},
                 "learned": asdict(learned),
                 "held_out": list(held_out),
             }
         },
+        parallel=parallel,
     )
+
+
+def _check_spread(shape: ModelShape, parallel: Parallelism) -> None:
+    """Refuse what vLLM refuses: experts, or their width, that cards do not divide, and KV heads likewise."""
+    cards, heads = parallel.num_cards, shape.kv_heads
+    what, number = ("experts", shape.num_experts) if parallel.expert_parallel else ("expert width", shape.expert_width)
+    if number % cards:
+        raise UsageError(f"cannot spread the model over {cards} cards: they must divide its {what}, {number}")
+    if heads % cards and cards % heads:
+        raise UsageError(f"cannot spread the model over {cards} cards: they must divide its KV heads, {heads}")
 
 
 def _no_path_faster_than_the_one_before(host: dict[str, HostShare]) -> dict[str, HostShare]:
@@ -134,15 +166,16 @@ def _no_path_faster_than_the_one_before(host: dict[str, HostShare]) -> dict[str,
     return ordered
 
 
-def _num_blocks(learned: Learned, card: Card, shape: ModelShape, block_size: int) -> int:
+def _num_blocks(learned: Learned, card: Card, shape: ModelShape, parallel: Parallelism, block_size: int) -> int:
     """Return the KV blocks that fit: what weights leave, less the reserve or half of it, whichever is less."""
-    weights = BF16 * shape.num_parameters
+    weights = BF16 * card_weights(shape, parallel)
     left = UTILISATION * card.memory_bytes - weights
-    block = block_size * kv_bytes(shape)
+    block = block_size * kv_bytes(shape, parallel)
     num_blocks = int((left - min(learned.reserve_bytes, left / 2)) // block)
     if num_blocks < 2:
+        each = "" if parallel.num_cards == 1 else f" on each of {parallel.num_cards} cards"
         raise UsageError(
-            f"the model's weights take {weights / 1e9:.1f} GB in bf16; of {card.driver_name}'s "
+            f"the model's weights take {weights / 1e9:.1f} GB in bf16{each}; of {card.driver_name}'s "
             f"{card.memory_bytes / 1e9:.1f} GB an engine may use {UTILISATION:.0%}, which leaves no room for KV"
         )
     return num_blocks

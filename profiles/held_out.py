@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ CONTEXT_TOKENS = 1024
 #: Steps -> the largest size that counts as small, in prompt tokens or decoding sequences.
 SMALL = {"prefill": 512, "decode": 32}
 
-#: What stands for a table's name where all are taken together.
-ALL_TABLES = "all tables"
+#: What stands for a table's name where all those of so many cards are taken together: one, or several.
+ALL_TABLES = {False: "all tables of one card", True: "all tables of several cards"}
 
 
 class HeldOut(NamedTuple):
@@ -66,22 +66,27 @@ def held_out_errors(measured: Sequence[MeasuredModel]) -> list[HeldOut]:
     learned: dict[tuple[str, ...], Learned] = {}
     rows: list[HeldOut] = []
     for held_out, others_of in (("model", _of_other_models), ("layout", _with_other_layouts)):
-        by_table: dict[str, _Errors] = {}
+        errors = []
         for one in measured:
             others = others_of(one, measured)
-            names = tuple(other.table.name for other in others)
-            if others and names not in learned:
-                learned[names] = learn_from(others)
-            if others:
-                by_table[one.table.name] = _errors(one, [(learned[names], one.table.prefill.ks)])
-        rows += _rows(held_out, by_table)
-    return rows or _rows("budgets", {one.table.name: _errors(one, list(_by_halves(one))) for one in measured})
+            if any(other.parallel.num_cards == 1 for other in others):
+                names = tuple(other.table.name for other in others)
+                if names not in learned:
+                    learned[names] = learn_from(others)
+                errors.append((one, _errors(one, [(learned[names], one.table.prefill.ks)])))
+        rows += _rows(held_out, errors)
+    of_one = [one for one in measured if one.parallel.num_cards == 1]
+    return rows or _rows("budgets", [(one, _errors(one, list(_by_halves(one)))) for one in of_one])
 
 
-def over_all_tables(rows: Sequence[HeldOut]) -> list[HeldOut]:
-    """Return the rows of all tables together, or of the only one, with as much held out as could be."""
+def over_all_tables(rows: Sequence[HeldOut], num_cards: int = 1) -> list[HeldOut]:
+    """Return the rows of all tables of one card, or of several, together, with as much held out as could be.
+
+    Where there is but one such table, its rows.
+    """
     of_most = [row for row in rows if row.held_out == rows[0].held_out]
-    return [row for row in of_most if row.table == of_most[-1].table]
+    together = [row for row in of_most if row.table == ALL_TABLES[num_cards > 1]]
+    return together or [row for row in of_most if row.table == of_most[0].table]
 
 
 def _of_other_models(one: MeasuredModel, measured: Sequence[MeasuredModel]) -> list[MeasuredModel]:
@@ -117,6 +122,7 @@ def _errors(one: MeasuredModel, learned: Sequence[tuple[Learned, Sequence[int]]]
             summary="",
             provenance={},
             k_granularity=one.table.k_granularity,
+            parallel=one.parallel,
         )
         predictor = Predictor(table, async_scheduling=True)
         for steps, shape in _shapes(one.table, ks):
@@ -130,17 +136,20 @@ def _errors(one: MeasuredModel, learned: Sequence[tuple[Learned, Sequence[int]]]
     return errors
 
 
-def _rows(held_out: str, by_table: Mapping[str, _Errors]) -> list[HeldOut]:
+def _rows(held_out: str, errors: Sequence[tuple[MeasuredModel, _Errors]]) -> list[HeldOut]:
     """Return the rows of each table, then those of all together where there are several."""
-    together: _Errors = {}
-    for errors in by_table.values():
-        for group, values in errors.items():
+    shown = [(one.table.name, of_table) for one, of_table in errors]
+    for several, name in ALL_TABLES.items():
+        alike = [of_table for one, of_table in errors if (one.parallel.num_cards > 1) == several]
+        together: _Errors = {}
+        for group, values in (item for of_table in alike for item in of_table.items()):
             together.setdefault(group, []).extend(values)
-    shown = {**by_table, ALL_TABLES: together} if len(by_table) > 1 else by_table
+        if len(alike) > 1:
+            shown.append((name, together))
     return [
-        HeldOut(table, held_out, *group, len(values), *(round(float(value), 4) for value in _statistics(values)))
-        for table, errors in shown.items()
-        for group, values in errors.items()
+        HeldOut(name, held_out, *group, len(values), *(round(value, 4) for value in _statistics(values)))
+        for name, of_table in shown
+        for group, values in of_table.items()
     ]
 
 

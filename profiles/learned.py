@@ -1,8 +1,8 @@
 """What measured tables say of cards that are not at hand.
 
-Everything is learned from measured tables of single cards with captured graphs: the device's efficiencies
-(:mod:`simmoe.profiles.roofline`), attention's, and the host's share, which is taken to be the same beside any card and
-to grow with the layers. Tables of several cards are left out: what passes between cards has no model yet.
+Learned are the device's efficiencies (:mod:`simmoe.profiles.roofline`), attention's, and the host's share, which is
+taken to be the same beside any card and to grow with the layers, all from measured tables of single cards with captured
+graphs. Tables of several cards tell what passes between cards, and the host's share of such engines.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.binding import measured_model
+from simmoe.profiles.binding import measured_model, parallelism
 from simmoe.profiles.cards import CARDS, Card
 from simmoe.profiles.layer_times import LayerTimes
 from simmoe.profiles.models import ModelShape
 from simmoe.profiles.roofline import Efficiencies, GridPoints, LayerPoints, learn
-from simmoe.profiles.step_work import BF16
+from simmoe.profiles.step_work import BF16, ONE_CARD, Parallelism
 from simmoe.profiles.table import PATHS, HostShare, RealShare, StepTable
 
 _CARDS = {card.driver_name: card for card in CARDS.values()}
@@ -40,6 +40,7 @@ class MeasuredModel(NamedTuple):
     """The model as published, the same for each way it was split."""
     shape: ModelShape
     card: Card
+    parallel: Parallelism = ONE_CARD
     layer_times: LayerTimes | None = None
     """Of its routed experts alone, where they were taken."""
 
@@ -64,14 +65,16 @@ class Learned:
     real_share: RealShare
     host: dict[str, tuple[HostShare, HostShare]]
     """By launch path, (whatever the layers, a layer)."""
+    host_of_several: dict[str, tuple[HostShare, HostShare]]
+    """The same of engines of several cards; that of one where none was measured."""
     reserve_bytes: float
-    """Memory an engine keeps beside weights and KV: activations and graphs."""
+    """Memory of a card an engine keeps beside weights and KV: activations and graphs."""
     ingress_s: float
     egress_s: float
 
 
 def measured_models(tables: Iterable[tuple[StepTable, LayerTimes | None]]) -> list[MeasuredModel]:
-    """Return the tables that can be learned from: those :func:`left_out` has nothing against.
+    """Return the tables that are learned from: those :func:`left_out` has nothing against.
 
     Args:
         tables: each with the times of one layer's experts alone, where they were taken.
@@ -82,7 +85,7 @@ def measured_models(tables: Iterable[tuple[StepTable, LayerTimes | None]]) -> li
             run = table.provenance["runs"][0]
             named = measured_model(run)
             assert named is not None
-            found.append(MeasuredModel(table, *named, _CARDS[run["card"]], layer_times))
+            found.append(MeasuredModel(table, *named, _CARDS[run["card"]], parallelism(run), layer_times))
     return found
 
 
@@ -91,8 +94,6 @@ def left_out(table: StepTable) -> str | None:
     runs = table.provenance.get("runs", [])
     if table.status != "measured" or not runs:
         return f"{table.status}, not measured" if table.status != "measured" else "it does not say what was measured"
-    if runs[0]["num_cards"] != 1:
-        return f"{runs[0]['num_cards']} cards: what passes between them has no model"
     if not table.captured_sizes or runs[0]["graphs"] not in _FOLLOW_K:
         return "no graphs that follow k"
     if runs[0]["card"] not in _CARDS:
@@ -104,44 +105,48 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
     """Learn from measured tables.
 
     Args:
-        measured: at least one.
+        measured: at least one, of one card.
         budgets: the tables' k that device grids are learned at; all without.
     """
-    if not measured:
-        raise ProfileError("no measured table of a card with a known datasheet to learn efficiencies from")
+    of_one = [one for one in measured if one.parallel.num_cards == 1]
+    if not of_one:
+        raise ProfileError("no measured table of one card with a known datasheet to learn efficiencies from")
     grids = [_points(one, decode, budgets) for one in measured for decode in (False, True)]
-    layers = [_layer_points(one, budgets) for one in measured]
+    layers = [_layer_points(one, budgets) for one in of_one]
+    attention = [one.table.attention for one in of_one]
     pair = [
         one.shape.pair_flops * one.shape.num_layers / (one.card.bf16_flop_s * one.table.attention.prefill_pair_s)
-        for one in measured
+        for one in of_one
         if one.table.attention.prefill_pair_s > 0
     ]
     kv = [
         kv_bytes(one.shape) / (one.card.memory_byte_s * one.table.decode_kv[-1][1])
-        for one in measured
+        for one in of_one
         if one.table.decode_kv[-1][1] > 0
     ]
+    of_several = [one for one in measured if one.parallel.num_cards > 1] or of_one
     return Learned(
         tables=tuple(one.table.name for one in measured),
         device=learn([grid for grid in grids if len(grid.k)], [layer for layer in layers if len(layer.k)]),
         pair_compute=min(_middle(pair), 1.0),
         kv_memory=min(_middle(kv), 1.0),
-        prompt_s=float(np.mean([one.table.attention.prefill_seq_s for one in measured])),
-        mixed_seq_s=float(np.mean([one.table.attention.mixed_seq_s for one in measured])),
-        mixed_step_s=float(np.mean([one.table.attention.mixed_step_s for one in measured])),
+        prompt_s=float(np.mean([terms.prefill_seq_s for terms in attention])),
+        mixed_seq_s=float(np.mean([terms.mixed_seq_s for terms in attention])),
+        mixed_step_s=float(np.mean([terms.mixed_step_s for terms in attention])),
         real_share=RealShare(
-            *(_mean_share(knots) for knots in zip(*(one.table.real_share for one in measured), strict=True))
+            *(_mean_share(knots) for knots in zip(*(one.table.real_share for one in of_one), strict=True))
         ),
-        host={path: _host_by_layers(measured, path) for path in PATHS},
-        reserve_bytes=max(0.0, float(np.mean([_reserve_bytes(one) for one in measured]))),
-        ingress_s=float(np.mean([one.table.ingress_s for one in measured])),
-        egress_s=float(np.mean([one.table.egress_s for one in measured])),
+        host={path: _host_by_layers(of_one, path) for path in PATHS},
+        host_of_several={path: _host_by_layers(of_several, path) for path in PATHS},
+        reserve_bytes=max(0.0, float(np.mean([_reserve_bytes(one) for one in of_one]))),
+        ingress_s=float(np.mean([one.table.ingress_s for one in of_one])),
+        egress_s=float(np.mean([one.table.egress_s for one in of_one])),
     )
 
 
-def kv_bytes(shape: ModelShape) -> int:
-    """Return the bytes of KV a token takes over all layers."""
-    return BF16 * shape.kv_elements * shape.num_layers
+def kv_bytes(shape: ModelShape, parallel: Parallelism = ONE_CARD) -> float:
+    """Return the bytes of KV a token takes on one card, over all layers."""
+    return BF16 * shape.kv_elements * shape.num_layers * parallel.kv_share(shape)
 
 
 def _points(one: MeasuredModel, decode: bool, budgets: set[int] | None) -> GridPoints:
@@ -159,7 +164,7 @@ def _points(one: MeasuredModel, decode: bool, budgets: set[int] | None) -> GridP
         if cell.repetitions and (decode or cell.device_s > host_s(size)) and (budgets is None or k in budgets)
     ]
     columns: npt.NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3).T
-    return GridPoints(one.shape, one.card, decode, *columns)
+    return GridPoints(one.shape, one.card, decode, *columns, parallel=one.parallel)
 
 
 def _layer_points(one: MeasuredModel, budgets: set[int] | None) -> LayerPoints:
@@ -197,7 +202,7 @@ def _host_by_layers(measured: Sequence[MeasuredModel], path: str) -> tuple[HostS
 def _mean_share(knots: Sequence[tuple[tuple[int, float], ...]]) -> tuple[tuple[int, float], ...]:
     """Return the mean of shares of real tokens, each linear between its sizes."""
     sizes = sorted({size for line in knots for size, _ in line})
-    shares = [np.interp(sizes, *zip(*line, strict=True)) for line in knots]
+    shares = [np.interp(sizes, [size for size, _ in line], [share for _, share in line]) for line in knots]
     return tuple(zip(sizes, (float(share) for share in np.mean(shares, axis=0)), strict=True))
 
 

@@ -3,15 +3,16 @@
 A step's device time is the sum of its parts. The two kinds of matrix products, dense and routed, take the larger of
 their arithmetic and their weights' traffic, a little more where both take about as long; what tokens, token-expert
 pairs and logits move beside weights takes its traffic; attention blocks of decoding sequences and launches take a fixed
-time each. Ten numbers scale these parts. They are learned from measured grids, and from a layer's experts timed alone
-where they were, by robust least squares in the logarithm of the time, each held near what is physically likely, so that
-a number the measurements say nothing about stays there.
+time each, and so do exchanges between cards, beside their bytes over the link. Twelve numbers scale these parts. They
+are learned from measured grids, and from a layer's experts timed alone where they were, by robust least squares in the
+logarithm of the time, each held near what is physically likely, so that a number the measurements say nothing about
+stays there: first from grids of one card, then, of what passes between cards, from the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from simmoe.profiles.cards import Card
 from simmoe.profiles.models import ModelShape
-from simmoe.profiles.step_work import FloatArray, StepWork, step_work
+from simmoe.profiles.step_work import ONE_CARD, FloatArray, Parallelism, StepWork, step_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,18 @@ class Efficiencies:
     """Seconds a layer takes whatever its size, routed experts left out: launches and dependences between kernels."""
     experts_s: float = 1.5e-5
     """The same of a layer's routed experts."""
+    link: float = 0.6
+    """Share of the link's peak that exchanges between cards reach."""
+    exchange_s: float = 1e-5
+    """Seconds an exchange takes whatever its size."""
 
 
 #: Standard deviation of the logarithm of each efficiency around its default before anything is learned.
-_BELIEF = Efficiencies(0.2, 0.4, 0.15, 0.25, 0.7, 0.7, 0.7, 1.0, 1.0, 0.3)
+_BELIEF = Efficiencies(0.2, 0.4, 0.15, 0.25, 0.7, 0.7, 0.7, 1.0, 1.0, 0.3, 0.4, 0.7)
+
+#: Those that shares of a peak are, and those that only grids of several cards tell.
+_SHARES = ("dense_compute", "expert_compute", "dense_memory", "expert_memory", "link")
+_BETWEEN_CARDS = ("link", "exchange_s")
 
 #: A product takes the OVERLAP-norm of its arithmetic and its traffic: 19% more than either where they are equal, since
 #: blocks that wait for weights and blocks that multiply do not quite fill each other's time.
@@ -74,7 +83,7 @@ class LayerPoints(NamedTuple):
 
 
 class GridPoints(NamedTuple):
-    """Measured device times of one model on one card, attention to KV left out."""
+    """Measured device times of one model, on one card or several, attention to KV left out."""
 
     model: ModelShape
     card: Card
@@ -85,6 +94,7 @@ class GridPoints(NamedTuple):
     """[num_points] in the model's own experts."""
     device_s: FloatArray
     """[num_points]"""
+    parallel: Parallelism = ONE_CARD
 
 
 def device_s(
@@ -95,6 +105,7 @@ def device_s(
     k: npt.ArrayLike,
     *,
     decode: bool,
+    parallel: Parallelism = ONE_CARD,
 ) -> FloatArray:
     """Return the estimated device seconds of steps, attention to KV left out.
 
@@ -105,8 +116,9 @@ def device_s(
         num_tokens: [num_steps] tokens that run, padding included.
         k: [num_steps] experts a token activates, in the model's own experts.
         decode: whether the tokens are one of each sequence; else prompts.
+        parallel: the cards the model is spread over.
     """
-    return _seconds(model, card, efficiencies, step_work(model, num_tokens, k, decode=decode))
+    return _seconds(model, card, efficiencies, step_work(model, num_tokens, k, decode=decode, parallel=parallel))
 
 
 def learn(grids: Sequence[GridPoints], layers: Sequence[LayerPoints] = ()) -> Efficiencies:
@@ -114,18 +126,35 @@ def learn(grids: Sequence[GridPoints], layers: Sequence[LayerPoints] = ()) -> Ef
 
     Args:
         grids: device times of whole steps; the defaults are returned of none.
-        layers: times of one layer's experts alone, where they were taken.
+        layers: times of one layer's experts alone on one card, where they were taken.
     """
-    if not grids:
-        return Efficiencies()
+    of_one = [grid for grid in grids if grid.parallel.num_cards == 1]
+    of_several = [grid for grid in grids if grid.parallel.num_cards > 1]
+    names = [field.name for field in fields(Efficiencies)]
+    found = Efficiencies()
+    if of_one:
+        found = _fitted(found, [name for name in names if name not in _BETWEEN_CARDS], of_one, layers)
+    return _fitted(found, _BETWEEN_CARDS, of_several, ()) if of_several else found
+
+
+def _fitted(
+    known: Efficiencies, free: Sequence[str], grids: Sequence[GridPoints], layers: Sequence[LayerPoints]
+) -> Efficiencies:
+    """Return ``known`` with the efficiencies named ``free`` fitted."""
     from scipy.optimize import least_squares
 
-    of_grids = [step_work(grid.model, grid.num_tokens, grid.k, decode=grid.decode) for grid in grids]
+    of_grids = [
+        step_work(grid.model, grid.num_tokens, grid.k, decode=grid.decode, parallel=grid.parallel) for grid in grids
+    ]
     of_layers = [step_work(layer.model, layer.num_tokens, layer.k, decode=False) for layer in layers]
-    before, belief = np.log(astuple(Efficiencies())), np.array(astuple(_BELIEF))
+    before = np.log([getattr(Efficiencies(), name) for name in free])
+    belief = np.array([getattr(_BELIEF, name) for name in free])
+
+    def at(logs: FloatArray) -> Efficiencies:
+        return replace(known, **{name: float(value) for name, value in zip(free, np.exp(logs), strict=True)})
 
     def misfit(logs: FloatArray) -> FloatArray:
-        by = Efficiencies(*np.exp(logs))
+        by = at(logs)
         ratios = [
             _seconds(grid.model, grid.card, by, work) / grid.device_s
             for grid, work in zip(grids, of_grids, strict=True)
@@ -136,10 +165,8 @@ def learn(grids: Sequence[GridPoints], layers: Sequence[LayerPoints] = ()) -> Ef
         ]
         return np.concatenate([(logs - before) / belief, *map(_robust, ratios)])
 
-    shares = [field.name.endswith(("compute", "memory")) for field in fields(Efficiencies)]
-    most = np.where(shares, 0.0, np.inf)
-    found = least_squares(misfit, before, bounds=(np.full(len(before), -np.inf), most))
-    return Efficiencies(*(float(value) for value in np.exp(found.x)))
+    most = [0.0 if name in _SHARES else np.inf for name in free]
+    return at(least_squares(misfit, before, bounds=(np.full(len(before), -np.inf), most)).x)
 
 
 def _robust(ratios: FloatArray) -> FloatArray:
@@ -158,6 +185,8 @@ def _seconds(model: ModelShape, card: Card, by: Efficiencies, work: StepWork) ->
         + moved / card.memory_byte_s
         + work.decode_heads * by.decode_block_s / card.num_sms
         + model.num_layers * by.layer_s
+        + work.link_bytes / (card.link_byte_s * by.link)
+        + work.exchanges * by.exchange_s
     )
 
 

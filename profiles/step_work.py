@@ -24,6 +24,9 @@ FloatArray = npt.NDArray[np.float64]
 #: Bytes of a bf16 element.
 BF16 = 2
 
+#: Families whose query and key norms span all heads: cards that hold some of them gather both first.
+_NORMS_SPAN_HEADS = ("olmoe",)
+
 #: vLLM 0.32's default bf16 tiles (``vllm/model_executor/layers/fused_moe/fused_moe.py``, ``get_default_config``): up to
 #: so many tokens (BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K). It has tuned ones for some shapes on some cards.
 _TILES = ((32, (16, 64, 128)), (64, (32, 64, 128)), (96, (32, 128, 64)), (512, (64, 128, 64)))
@@ -69,7 +72,7 @@ class StepWork(NamedTuple):
     expert_flop: FloatArray
     """Routed experts, tokens and matrices padded to tiles."""
     expert_bytes: FloatArray
-    """Weights of the distinct experts touched."""
+    """Weights of the distinct experts touched; on the card that has most, where whole experts are dealt out."""
     pair_bytes: FloatArray
     """What every token-expert pair reads and writes beside weights."""
     token_bytes: FloatArray
@@ -79,9 +82,11 @@ class StepWork(NamedTuple):
     """One read of the sampled tokens' logits in fp32; the sampler moves multiples."""
     decode_heads: FloatArray
     """Attention blocks of the decoding sequences, one a sequence, KV head and layer."""
-    reduced_bytes: FloatArray
-    """Hidden states summed over the cards: after each layer's attention and its MLP or experts, and once after the
-    embedding; 0 on one card."""
+    link_bytes: FloatArray
+    """What each card sends the others, and receives: sums of hidden states after each layer's attention, after its MLP
+    or experts and after the embedding; logits; and where norms span all heads, queries and keys. 0 on one card."""
+    exchanges: FloatArray
+    """How often cards wait for each other so."""
 
 
 def step_work(
@@ -112,20 +117,54 @@ def step_work(
         (n * k / cards, model.expert_width) if parallel.expert_parallel else (n * k, model.expert_width / cards)
     )
     padding = matrix_padding(round(width), n)
-    summed = (2 * model.num_layers + 1) * model.hidden_size if cards > 1 else 0
+    distinct = distinct_experts(model.num_experts, n, k)
+    if parallel.expert_parallel:
+        distinct = distinct + cards * _excess(model.num_experts, distinct, cards)
+    link_elements, exchanges = _exchanged(model, n, sampled, cards)
     return StepWork(
         dense_flop=2 * n * dense_weights,
         dense_bytes=BF16 * dense_weights * ones,
         head_flop=2 * sampled * head_weights,
         head_bytes=BF16 * head_weights * ones,
         expert_flop=2 * padded_rows(model.num_experts, n, k) * padding * expert_weights,
-        expert_bytes=BF16 * distinct_experts(model.num_experts, n, k) * expert_weights,
+        expert_bytes=BF16 * distinct * expert_weights,
         pair_bytes=BF16 * pairs * (2 * model.hidden_size + 4 * width) * model.num_moe_layers,
         token_bytes=BF16 * n * _token_elements(model, parallel),
         logit_bytes=4 * sampled * model.vocab_size,
         decode_heads=n * (kv_share * model.kv_heads * model.num_layers if decode else 0),
-        reduced_bytes=BF16 * n * summed,
+        link_bytes=BF16 * link_elements,
+        exchanges=exchanges * ones,
     )
+
+
+def _exchanged(model: ModelShape, n: FloatArray, sampled: FloatArray, cards: int) -> tuple[FloatArray, int]:
+    """Return the elements each card sends and receives, and in how many exchanges.
+
+    A sum takes 2 (cards - 1) / cards times its size, a gathering half of that.
+    """
+    if cards == 1:
+        return np.zeros_like(n), 0
+    summed, gathered, exchanges = (2 * model.num_layers + 1) * model.hidden_size * n, model.vocab_size * sampled, 0
+    if model.family in _NORMS_SPAN_HEADS:
+        queries, keys = model.pair_flops // 4, model.kv_width // 2
+        gathered = gathered + model.num_layers * (queries + keys) * n
+        exchanges = 2 * model.num_layers
+    return (2 * summed + gathered) * (cards - 1) / cards, exchanges + 2 * model.num_layers + 2
+
+
+def _excess(num_experts: int, distinct: FloatArray, cards: int) -> FloatArray:
+    """Return how many more experts than on average the card has that has most of those touched.
+
+    Each expert is touched or not almost independently, so a card's number is taken to be normal.
+    """
+    from scipy.integrate import quad
+    from scipy.special import ndtr
+
+    # the mean of the largest of so many standard normal values
+    largest = quad(lambda at: 1 - ndtr(at) ** cards - ndtr(-at) ** cards, 0.0, 8.0)[0]
+    share = distinct / num_experts
+    excess: FloatArray = largest * np.sqrt(num_experts / cards * share * (1 - share))
+    return excess
 
 
 def _token_elements(model: ModelShape, parallel: Parallelism) -> float:
@@ -141,6 +180,13 @@ def _token_elements(model: ModelShape, parallel: Parallelism) -> float:
     dense = 2 * hidden + 6 * model.dense_width / cards
     of_moe = model.num_moe_layers * (2 * model.num_experts + shared)
     return model.num_layers * attention + of_moe + (model.num_layers - model.num_moe_layers) * dense
+
+
+def card_weights(model: ModelShape, parallel: Parallelism = ONE_CARD) -> float:
+    """Return all weights one card holds, norms and biases left out, in elements."""
+    experts = model.num_moe_layers * model.num_experts * model.expert_weights
+    embeddings = model.head_weights * (1 if model.tied_embeddings else 2)
+    return dense_layer_weights(model, parallel) + (experts + embeddings) / parallel.num_cards
 
 
 def dense_layer_weights(model: ModelShape, parallel: Parallelism = ONE_CARD) -> float:

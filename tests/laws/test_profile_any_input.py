@@ -39,11 +39,13 @@ def estimate_like(table: dict[str, Any]) -> dict[str, Any]:
     held_out = HeldOut("a", "model", "decode", "above 32", "device", 5, 0.1, 0.1, 0.2)
     card = CARDS["h100"]
     host = {"full": (HostShare(1e-3, 0.0), HostShare(0.0, 0.0))}
-    learned = Learned(("b",), Efficiencies(), 0.6, 0.9, 1e-5, 1e-5, 0.0, RealShare(), host, 1e9, 0.0, 0.0)
+    learned = Learned(("b",), Efficiencies(), 0.6, 0.9, 1e-5, 1e-5, 0.0, RealShare(), host, host, 1e9, 0.0, 0.0)
     estimate = {
         "model": "allenai/OLMoE-1B-7B-0924",
         "model_config": read_model("olmoe-1b-7b").config,
         "card": asdict(card),
+        "num_cards": 1,
+        "engine_flags": {},
         "learned": asdict(learned),
         "held_out": [held_out._asdict()],
     }

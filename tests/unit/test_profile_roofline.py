@@ -35,7 +35,7 @@ from simmoe.profiles.step_work import (
     step_work,
     tile_of,
 )
-from simmoe.profiles.table import GridTable, StepTable
+from simmoe.profiles.table import GridTable, HostShare, StepTable
 from simmoe.profiles.table_file import dump_table, parse_table
 
 H200 = CARDS["h200"]
@@ -53,16 +53,21 @@ def measured() -> list[MeasuredModel]:
     return shipped([DEFAULT_PROFILE])
 
 
-def as_measured(one: MeasuredModel, name: str, splits: int, factor: float = 1.0) -> MeasuredModel:
-    """Return an estimate passed off as a measured table of another model."""
-    model = read_model(name)
-    table = estimate(learn_from([one]), one.table, H200, model, splits, [])
+def as_cells(table: StepTable, factor: float = 1.0) -> StepTable:
+    """Return a table whose cells are passed off as measured."""
 
     def cells(grid: GridTable) -> GridTable:
         rows = tuple(tuple(c._replace(repetitions=3, device_s=factor * c.device_s) for c in row) for row in grid.cells)
         return replace(grid, cells=rows)
 
-    table = replace(table, prefill=cells(table.prefill), decode=cells(table.decode), status="measured")
+    return replace(table, prefill=cells(table.prefill), decode=cells(table.decode))
+
+
+def as_measured(one: MeasuredModel, name: str, splits: int, factor: float = 1.0) -> MeasuredModel:
+    """Return an estimate passed off as a measured table of another model."""
+    model = read_model(name)
+    table = as_cells(estimate(learn_from([one]), one.table, H200, model, splits, []), factor)
+    table = replace(table, status="measured")
     shape = model_shape(split_config(model.config, splits))
     flags = one.table.provenance["runs"]
     return MeasuredModel(replace(table, provenance={"runs": flags}), model.published_as, shape, H200)
@@ -149,12 +154,76 @@ def test_experts_on_two_cards_are_split_in_width_or_dealt_out() -> None:
         assert each.expert_flop[0] == one.expert_flop[0] / 2
         assert each.expert_bytes[0] == one.expert_bytes[0] / 2
         assert each.head_bytes[0] == one.head_bytes[0] / 2 and each.logit_bytes[0] == one.logit_bytes[0]
-        # two sums a layer, and one of the embedding
-        assert each.reduced_bytes[0] == 2 * 300 * 2048 * (2 * 16 + 1)
+        # two sums a layer, and one of the embedding; half of the logits; half of queries and keys, for their norms
+        assert each.link_bytes[0] == 2 * (300 * 2048 * (2 * 16 + 1) + (50304 + 16 * 300 * (2048 + 2048)) / 2)
     # a card sees every pair and half of each expert's width, or half of the pairs at whole width
     assert split.pair_bytes[0] == 2 * 300 * 8 * (2 * 2048 + 4 * 512) * 16
     assert dealt.pair_bytes[0] == 2 * 150 * 8 * (2 * 2048 + 4 * 1024) * 16
-    assert one.reduced_bytes[0] == 0
+    assert one.link_bytes[0] == one.exchanges[0] == 0
+
+
+@pytest.mark.parametrize(("n", "k", "cards"), [(1, 8, 2), (3, 8, 2), (8, 4, 4)])
+def test_the_card_with_most_of_the_experts_touched_decides(n: int, k: int, cards: int) -> None:
+    """Whole experts on each card: steps of few tokens touch them unevenly, and the others wait."""
+    rng = np.random.default_rng(7)
+    routed = rng.random((4000, n, 64)).argsort(axis=2)[:, :, :k]
+    touched = np.zeros((4000, 64))
+    np.put_along_axis(touched, routed.reshape(4000, -1), 1.0, axis=1)
+    most = touched.reshape(4000, cards, -1).sum(axis=2).max(axis=1).mean()
+    model = model_shape(OLMOE.config)
+    work = step_work(model, [n], [k], decode=True, parallel=Parallelism(cards, expert_parallel=True))
+    assert work.expert_bytes[0] == pytest.approx(2 * 16 * most * model.expert_weights, rel=0.03)
+
+
+def test_what_passes_between_cards_is_learned_from_tables_of_several(measured: list[MeasuredModel]) -> None:
+    truth = replace(learn_from(measured).device, link=0.4, exchange_s=2.5e-5)
+    grids = []
+    for model in (model_shape(OLMOE.config), model_shape(read_model("qwen3-30b-a3b").config)):
+        for decode, parallel in product((False, True), TWO_CARDS):
+            n, k = np.array(list(product([1, 64, 512, 8192], [4, 8])), dtype=np.float64).T
+            seconds = device_s(model, H200, truth, n, k, decode=decode, parallel=parallel)
+            grids.append(GridPoints(model, H200, decode, n, k, seconds, parallel))
+    (one,) = measured
+    cells = [(size, k) for size in (16, 1024) for k in (4, 32)]
+    of_one = GridPoints(SHAPE, H200, True, *np.array([(n, k, 1e-3 * n) for n, k in cells], dtype=np.float64).T)
+    found = learn([of_one, *grids])
+    # one card's grid alone decides what is one card's
+    assert replace(found, link=0.6, exchange_s=1e-5) == learn([of_one])
+    # with the rest known, what is left tells the exchanges
+    again = learn_from([one, *several(one)])
+    assert again.device.dense_compute == learn_from([one]).device.dense_compute
+    assert again.device.exchange_s == pytest.approx(2.5e-5, rel=0.1)
+    assert again.device.link == pytest.approx(0.4, rel=0.1)
+    assert again.host == learn_from([one]).host != again.host_of_several
+
+
+def several(one: MeasuredModel) -> list[MeasuredModel]:
+    """Return tables of two cards whose exchanges take 25 us and reach 40% of the link, the host twice as long."""
+    learned = learn_from([one])
+    learned = replace(
+        learned,
+        device=replace(learned.device, link=0.4, exchange_s=2.5e-5),
+        host_of_several={
+            path: (HostShare(2 * fixed.base_s, fixed.per_seq_s), HostShare(2 * layer.base_s, layer.per_seq_s))
+            for path, (fixed, layer) in learned.host.items()
+        },
+    )
+    found = []
+    for name, parallel in product(("olmoe-1b-7b", "qwen3-30b-a3b"), TWO_CARDS):
+        model = read_model(name)
+        table = as_cells(estimate(learned, one.table, H200, model, 1, [], parallel))
+        table = replace(table, status="measured", provenance=one.table.provenance)
+        found.append(MeasuredModel(table, model.published_as, model_shape(model.config), H200, parallel))
+    return found
+
+
+def test_tables_of_several_cards_are_held_out_apart(measured: list[MeasuredModel]) -> None:
+    rows = held_out_errors([*measured, *several(measured[0])])
+    of_model = {row.table for row in rows if row.held_out == "model"}
+    # nothing of one card is left to learn from where OLMoE is held out, and Qwen's tables differ in cards alone
+    assert of_model == {"qwen3-30b-a3b-tp2-h200", "qwen3-30b-a3b-tp2-ep-h200", ALL_TABLES[True]}
+    assert all(row.p95 < 0.1 for row in rows if row.held_out == "model")
+    assert over_all_tables(rows, 2)[0].table == ALL_TABLES[True]
 
 
 @pytest.mark.parametrize("name", published_models())
@@ -306,6 +375,26 @@ def test_weights_that_do_not_fit_are_refused(measured: list[MeasuredModel]) -> N
         estimate(learn_from(measured), measured[0].table, CARDS["rtx-4090"], read_model("qwen3-30b-a3b"), 1, [])
 
 
+def test_what_does_not_fit_one_card_fits_two(measured: list[MeasuredModel]) -> None:
+    learned, like, qwen = learn_from(measured), measured[0].table, read_model("qwen3-30b-a3b")
+    with pytest.raises(UsageError, match=r"weights take 61\.1 GB in bf16;"):
+        estimate(learned, like, CARDS["l40s"], qwen, 1, [])
+    for parallel in TWO_CARDS:
+        table = parse_table(dump_table(estimate(learned, like, CARDS["l40s"], qwen, 1, [], parallel)).encode(), "two")
+        roofline = roofline_of(table)
+        assert roofline is not None and roofline.parallel == parallel
+    with pytest.raises(UsageError, match=r"30\.5 GB in bf16 on each of 2 cards"):
+        estimate(learned, like, CARDS["rtx-4090"], qwen, 1, [], Parallelism(2))
+
+
+def test_two_cards_are_faster_than_one_where_the_device_binds(measured: list[MeasuredModel]) -> None:
+    learned, like = learn_from(measured), measured[0].table
+    one, two = (estimate(learned, like, H200, OLMOE, 1, [], parallel) for parallel in (ONE_CARD, Parallelism(2)))
+    assert 0.5 < two.prefill.seconds[-1][-1] / one.prefill.seconds[-1][-1] < 0.8
+    assert two.decode_kv[0][1] == one.decode_kv[0][1] / 2
+    assert two.num_gpu_blocks > 2 * one.num_gpu_blocks
+
+
 def test_as_much_is_held_out_as_the_other_tables_allow(measured: list[MeasuredModel]) -> None:
     (one,) = measured
     assert {row.held_out for row in held_out_errors(measured)} == {"budgets"}
@@ -313,7 +402,7 @@ def test_as_much_is_held_out_as_the_other_tables_allow(measured: list[MeasuredMo
     assert {row.held_out for row in held_out_errors([one, other_split])} == {"layout"}
     deepseek = as_measured(one, "deepseek-v2-lite", 4)
     rows = held_out_errors([one, deepseek])
-    names = {DEFAULT_PROFILE, deepseek.table.name, ALL_TABLES}
+    names = {DEFAULT_PROFILE, deepseek.table.name, ALL_TABLES[False]}
     assert {(row.table, row.held_out) for row in rows} == {(name, "model") for name in names}
     # the second table is what the first predicts, so predicting it back is exact
     predicted = [row for row in rows if row.table == deepseek.table.name]
@@ -324,9 +413,9 @@ def test_as_much_is_held_out_as_the_other_tables_allow(measured: list[MeasuredMo
     rows = held_out_errors([one, other_split, deepseek])
     assert [row.held_out for row in rows] == sorted((row.held_out for row in rows), reverse=True)
     held_alone = {row.table for row in rows if row.held_out == "layout"}
-    assert held_alone == {one.table.name, other_split.table.name, ALL_TABLES}
+    assert held_alone == {one.table.name, other_split.table.name, ALL_TABLES[False]}
     assert {row.held_out for row in over_all_tables(rows)} == {"model"}
-    assert {row.table for row in over_all_tables(rows)} == {ALL_TABLES}
+    assert {row.table for row in over_all_tables(rows)} == {ALL_TABLES[False]}
 
 
 def test_no_layout_of_a_model_teaches_what_its_layouts_take(measured: list[MeasuredModel]) -> None:
@@ -342,7 +431,7 @@ def test_no_layout_of_a_model_teaches_what_its_layouts_take(measured: list[Measu
         assert -0.51 <= unseen.bias < -0.45
         assert abs(rows["layout", one.table.name, "prefill", "above 512", "device"].bias) < abs(unseen.bias) - 0.1
         assert unseen.number <= rows["model", one.table.name, "prefill", "above 512", "device or host"].number
-    together = rows["model", ALL_TABLES, "prefill", "above 512", "device"]
+    together = rows["model", ALL_TABLES[False], "prefill", "above 512", "device"]
     assert together.number == sum(
         rows["model", one.table.name, "prefill", "above 512", "device"].number for one in (measured[0], *twice)
     )
@@ -355,9 +444,6 @@ def test_a_table_that_teaches_nothing_says_why(measured: list[MeasuredModel]) ->
     tables = {
         "estimated, not measured": estimated,
         "synthetic, not measured": load_profile("synthetic-olmoe-split4").table,
-        "2 cards: what passes between them has no model": replace(
-            table, provenance={"runs": [{**run_of, "num_cards": 2}]}
-        ),
         "no graphs that follow k": replace(table, provenance={"runs": [{**run_of, "graphs": "default"}]}),
         "no datasheet of 'NVIDIA B200'": replace(table, provenance={"runs": [{**run_of, "card": "NVIDIA B200"}]}),
         "the shape of 'mine' is not known": replace(
@@ -467,6 +553,13 @@ def test_a_model_of_one_s_own_needs_no_code(tmp_path: Path, capsys: pytest.Captu
         (["--gpu", "h100", "--model", "olmoe"], 2, "did you mean 'olmoe-1b-7b'"),
         (["--gpu", "h100", "--model", "olmoe-1b-7b", "--splits", "3"], 2, "it must divide the width"),
         (["--gpu", "rtx-4090", "--model", "qwen3-30b-a3b"], 2, "leaves no room for KV"),
+        (["--gpu", "h100", "--model", "olmoe-1b-7b", "--expert-parallel"], 2, "say how many with --tensor-parallel"),
+        (["--gpu", "h100", "--model", "olmoe-1b-7b", "--tensor-parallel", "3"], 2, "must divide its expert width, 256"),
+        (
+            ["--gpu", "h100", "--model", "qwen3-30b-a3b", "--splits", "1", "--tensor-parallel", "6"],
+            2,
+            "must divide its KV heads, 4",
+        ),
     ],
 )
 def test_what_cannot_be_estimated_is_said(

@@ -30,11 +30,23 @@ _HELD_OUT = {
 @click.option(
     "--splits", type=click.IntRange(1), default=4, show_default=True, help="Sub-experts an expert is split into."
 )
+@click.option(
+    "--tensor-parallel", type=click.IntRange(1, 8), default=1, show_default=True, help="Cards that share every step."
+)
+@click.option("--expert-parallel", is_flag=True, help="Whole experts on each card, instead of a share of every expert.")
 @click.option("--out", type=click.Path(path_type=Path), help="Table to write (.json).")
 @click.option(
     "--error", is_flag=True, help="Print how far the method is from each measured table it did not learn from."
 )
-def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, error: bool) -> None:
+def roofline(
+    gpu: str | None,
+    model: str | None,
+    splits: int,
+    tensor_parallel: int,
+    expert_parallel: bool,
+    out: Path | None,
+    error: bool,
+) -> None:
     """Estimate the table of MODEL on a card from its datasheet, with efficiencies learned on measured tables.
 
     The table is marked estimated wherever it shows. Without --out it is printed only.
@@ -48,10 +60,13 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
     from simmoe.profiles.held_out import held_out_errors, over_all_tables
     from simmoe.profiles.learned import learn_from, measured_models
     from simmoe.profiles.models import read_model
+    from simmoe.profiles.step_work import Parallelism
     from simmoe.profiles.table_file import dump_table, parse_table, write_table
 
     if not error and (gpu is None or model is None):
         raise UsageError("name the card and the model: --gpu NAME --model NAME (or --error, for the method's errors)")
+    if expert_parallel and tensor_parallel == 1:
+        raise UsageError("--expert-parallel spreads experts over cards: say how many with --tensor-parallel")
     if out is not None and out.suffix != ".json":
         raise UsageError(f"--out '{out}' names no table; end it in .json")
     card = card_named(gpu) if gpu is not None else None
@@ -64,8 +79,9 @@ def roofline(gpu: str | None, model: str | None, splits: int, out: Path | None, 
             click.echo(line)
         return
     like = next((one.table for one in measured if one.table.name == DEFAULT_PROFILE), measured[0].table)
-    of_all = [row._asdict() for row in over_all_tables(held_out)]
-    table = estimate(learn_from(measured), like, card, read, splits, of_all)
+    of_all = [row._asdict() for row in over_all_tables(held_out, tensor_parallel)]
+    parallel = Parallelism(tensor_parallel, expert_parallel)
+    table = estimate(learn_from(measured), like, card, read, splits, of_all, parallel)
     if out is not None:
         write_table(out, table)
     console = Console(highlight=False, markup=False)

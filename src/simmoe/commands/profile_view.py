@@ -52,7 +52,8 @@ def _estimate_facts(estimate: Mapping[str, Any] | None) -> Iterator[tuple[str, s
     card, learned = estimate["card"], estimate["learned"]
     yield "model", estimate["model"]
     rates = f"{card['bf16_flop_s'] / 1e12:,.1f} TFLOP/s bf16, {card['memory_byte_s'] / 1e12:.3f} TB/s"
-    yield "card", f"{card['driver_name']}: {rates}, {card['num_sms']} SMs ({card['source']})"
+    cards = f"{estimate['num_cards']} x {card['driver_name']}" if estimate["num_cards"] > 1 else card["driver_name"]
+    yield "card", f"{cards}: {rates}, {card['num_sms']} SMs ({card['source']})"
     yield "learned from", _plain(learned["tables"])
     yield "efficiencies", _plain({name: f"{value:.3g}" for name, value in learned["device"].items()})
     yield "attention", f"pair_compute {learned['pair_compute']:.3g}, kv_memory {learned['kv_memory']:.3g}"
