@@ -150,9 +150,14 @@ def kv_bytes(shape: ModelShape, parallel: Parallelism = ONE_CARD) -> float:
 
 
 def _points(one: MeasuredModel, decode: bool, budgets: set[int] | None) -> GridPoints:
-    """Return a grid's measured cells, those left out that hold but a bound because the host hid the device."""
+    """Return a grid's measured cells, without those that hold but a bound because the host hid the device.
+
+    It hides none of one graph's replays, and none of a step that the device was held before.
+    """
     table = one.table
     grid = table.decode if decode else table.prefill
+    residuals = table.provenance.get("fit", {}).get("residuals", [])
+    shown = decode or any((row["kind"], row["clock"]) == ("prefill", "held") for row in residuals)
 
     def host_s(size: int) -> float:
         return table.host["piecewise" if size <= table.captured_sizes[-1] else "eager"].base_s
@@ -161,10 +166,10 @@ def _points(one: MeasuredModel, decode: bool, budgets: set[int] | None) -> GridP
         (size, k / table.k_granularity, cell.device_s)
         for size, row in zip(grid.sizes, grid.cells, strict=True)
         for k, cell in zip(grid.ks, row, strict=True)
-        if cell.repetitions and (decode or cell.device_s > host_s(size)) and (budgets is None or k in budgets)
+        if cell.repetitions and (shown or cell.device_s > host_s(size)) and (budgets is None or k in budgets)
     ]
     columns: npt.NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3).T
-    return GridPoints(one.shape, one.card, decode, *columns, parallel=one.parallel)
+    return GridPoints(one.shape, one.card, decode, columns[0], columns[1], columns[2], one.parallel)
 
 
 def _layer_points(one: MeasuredModel, budgets: set[int] | None) -> LayerPoints:

@@ -339,6 +339,24 @@ def test_every_shipped_measured_table_of_one_card_is_learned_from() -> None:
     assert found[DEFAULT_PROFILE].base == OLMOE.published_as
 
 
+def test_cells_behind_the_host_teach_only_where_the_device_was_held(measured: list[MeasuredModel]) -> None:
+    """Small prefill cells of a table hold bounds, unless its fit had times of a held device."""
+    (one,) = measured
+    table = as_cells(one.table)
+    slow = tuple(
+        tuple(cell._replace(device_s=cell.device_s * 0.5) if size < 512 else cell for cell in row)
+        for size, row in zip(table.prefill.sizes, table.prefill.cells, strict=True)
+    )
+    table = replace(table, prefill=replace(table.prefill, cells=slow))
+    held_row = {"kind": "prefill", "clock": "held", "source": "fitted", "num_samples": 1}
+    held = replace(table, provenance={**table.provenance, "fit": {"residuals": [held_row]}})
+    bounds = replace(table, provenance={**table.provenance, "fit": {"residuals": []}})
+    learned = [learn_from([one._replace(table=each)]).device for each in (bounds, held)]
+    n = np.array([64.0, 128.0])
+    of_bounds, of_held = (device_s(SHAPE, H200, each, n, 16, decode=False) for each in learned)
+    assert (of_held < 0.95 * of_bounds).all()
+
+
 def test_the_card_at_hand_is_estimated_as_it_was_measured(measured: list[MeasuredModel]) -> None:
     (one,) = measured
     table = estimate(learn_from(measured), one.table, H200, OLMOE, 4, [])
