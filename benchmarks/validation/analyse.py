@@ -1,7 +1,7 @@
-"""Hold the simulator against the live records: ``python benchmarks/validation/analyse.py docs/results/validation``.
+"""Hold the simulator against live records: ``python benchmarks/validation/analyse.py docs/results/validation/keyed``.
 
 Each record's requests are simulated within its engines' limits under its policy (as ``simmoe validate`` does) and the
-two compared. Writes a row a run to ``--csv``, pictures to ``--figures``, and prints the table the documentation shows.
+two compared. Writes a row a run to ``--csv``, pictures to ``--figures``, and prints the tables the documentation shows.
 """
 
 from __future__ import annotations
@@ -9,66 +9,102 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from compared import Compared
+from compared import Compared, disagreements
 from front_end import front_end_times
 from pictures import draw_distributions, draw_loads
-from plan import EXPERIMENTS, FRONT_END
+from plan import EXPERIMENTS, FRONT_END, Cell, Experiment
 from sensitivity import magnification, spread
 
 from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES
 from simmoe.commands.counterfactual import find_causes
 from simmoe.commands.validate import simulate_like
-from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.records import MANIFEST, RunRecord, read_record
+from simmoe.traces.spec import WorkloadSpec
+
+POLICY_PROFILE = "policy-profile.json"
+"""In an experiment's folder: what the live policies took T(n, k) from, where the profile has changed since."""
 
 
 def main() -> None:
-    """Compare every record."""
+    """Compare every record of an experiment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", type=Path, help="folder of record.py's --out folders")
-    parser.add_argument("--profile", default=DEFAULT_PROFILE, help="of graphs keyed by k")
-    parser.add_argument("--default-graphs-profile", help="of vLLM's default graphs  [default: leave those runs out]")
+    parser.add_argument("records", type=Path, help="record.py's --out, of the experiment's name")
+    parser.add_argument("--profile", help="profile of the step times  [default: the experiment's]")
     parser.add_argument("--csv", type=Path, help="table to write")
     parser.add_argument("--figures", type=Path, help="folder for the pictures")
-    parser.add_argument("--only", help="runs whose name starts so")
+    parser.add_argument("--only", default="", help="runs whose name starts so")
     arguments = parser.parse_args()
-    profiles = {"keyed": arguments.profile}
-    if arguments.default_graphs_profile:
-        profiles["default-graphs"] = arguments.default_graphs_profile
-    runs = list(_compared(arguments.records, profiles, arguments.only or ""))
-    print(table(runs), cause_table(runs), sep="\n\n")
+    experiment = EXPERIMENTS[arguments.records.name]
+    runs = compare_all(arguments.records, experiment, arguments.profile or experiment.profile, arguments.only)
+    print(table(runs), cause_table(runs), repeat_table(runs), sep="\n\n")
     if arguments.csv:
         _write_csv(arguments.csv, runs)
     if arguments.figures:
-        online = [run for run in runs if not run.offline and run.cell.num_ranks > 1]
-        draw_loads(arguments.figures / "validation-loads.png", online)
-        draw_distributions(arguments.figures / "validation-distributions.png", online)
+        online = [run for run in runs if not run.offline]
+        name = f"validation-{arguments.records.name}"
+        draw_loads(arguments.figures / f"{name}-loads.png", online)
+        draw_distributions(arguments.figures / f"{name}-distributions.png", online)
 
 
-def _compared(records: Path, names: dict[str, str], only: str) -> Iterable[Compared]:
-    burst, load = (read_record(records / "keyed" / cell.name) for cell in FRONT_END)
-    front_end = front_end_times(burst, load)
-    print(
-        "front end, ms:", {name: round(1e3 * value, 4) for name, value in asdict(front_end).items() if "gress" in name}
-    )
-    for experiment, name in names.items():
-        profile = load_profile(name)
-        for cell in EXPERIMENTS[experiment]:
-            folder = records / experiment / cell.name
-            if cell not in FRONT_END and cell.name.startswith(only) and (folder / MANIFEST).exists():
-                live = read_record(folder)
-                simulated, _ = simulate_like(live, profile, front_end)
-                simulated.manifest["profile"]["name"] = name
-                causes, ratios = find_causes(simulated, live, Pairing.of(simulated, live))
-                growth = magnification(live, simulated, profile, front_end)
-                apart = spread(live, profile, front_end)
-                yield Compared(cell, live, simulated, causes, ratios.overall, growth, apart)
+def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "") -> list[Compared]:
+    """Simulate and compare the records of a folder, in the plan's order.
+
+    Args:
+        folder: with a record a run.
+        experiment: what they are of.
+        name: of the profile with the step times.
+        only: what the names of the runs begin with.
+    """
+    records = {
+        run.name: read_record(folder / run.name) for run in experiment.runs if (folder / run.name / MANIFEST).exists()
+    }
+    profile = load_profile(name)
+    told = str(folder / POLICY_PROFILE) if (folder / POLICY_PROFILE).exists() else name
+    front_end = front_end_times(records[f"{FRONT_END}-burst"], records[f"{FRONT_END}-load"])
+    times = {field: round(1e3 * value, 4) for field, value in asdict(front_end).items() if "gress" in field}
+    print("front end, ms:", times, file=sys.stderr)
+    compared = []
+    for run in records:
+        if run.startswith(FRONT_END) or not run.startswith(only):
+            continue
+        live, believed = records[run], load_profile(told)
+        _check(live, believed)
+        simulated, note = simulate_like(live, profile, front_end, believed)
+        simulated.manifest["profile"]["name"], simulated.manifest["policy_profile"]["name"] = name, told
+        if note:
+            print(f"{run}: {note}", file=sys.stderr)
+        causes, ratios = find_causes(simulated, live, Pairing.of(simulated, live))
+        growth = magnification(live, simulated, profile, front_end, believed)
+        apart = spread(live, profile, front_end, believed)
+        cell = _recorded(live, experiment)
+        compared.append(Compared(cell, live, simulated, causes, ratios.overall, growth, apart))
+    return disagreements(compared)
+
+
+def _check(live: RunRecord, believed: Profile) -> None:
+    """Warn when the simulated policies are told another T(n, k) than the live ones were."""
+    told = live.manifest["profile"].get("sha256", believed.sha256)
+    if told != believed.sha256:
+        cell = live.manifest["experiment"]["cell"]
+        print(f"{cell}: the live policies had another profile, sha256 {told[:12]}", file=sys.stderr)
+
+
+def _recorded(live: RunRecord, experiment: Experiment) -> Cell:
+    """Return the run as it was made."""
+    told, given = live.manifest["experiment"], live.manifest["workload"]["spec"]
+    names = ("trace", "requests", "mu", "sigma", "seed")
+    spec = WorkloadSpec(**{name: given[name] for name in names}, rate=float(given["rate"]))
+    system, rate, num_ranks = told["system"], float(given["rate"]), live.manifest["config"]["num_ranks"]
+    load = told.get("load") or rate / ((experiment.saturation or {}).get(system, 1.0) * num_ranks)
+    return Cell(told["cell"], system, rate, load, given["requests"], num_ranks, spec)
 
 
 def executed_k(record: RunRecord) -> float:
@@ -106,6 +142,24 @@ def cause_table(runs: Sequence[Compared]) -> str:
     return _markdown(head, rows)
 
 
+def repeat_table(runs: Sequence[Compared]) -> str:
+    """Return the Markdown table of live runs of the same requests: how far a live run is from itself."""
+    head = ("run", "mean TTFT, ms", "p99 TTFT, ms", "mean TPOT, ms", "requests/s")
+    shown = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("request_throughput", "rate"))
+    rows = []
+    for run in runs:
+        for other in runs:
+            if other.cell.name == f"{run.cell.name}-again":
+                found = {d[:2]: d for d in differences(other.live, run.live)}
+                cells = []
+                for what in shown:
+                    scale, digits = (1.0, 2) if what[1] == "rate" else (1e3, 1)
+                    first, second, error = (getattr(found[what], name) for name in ("first", "second", "error"))
+                    cells.append(f"{scale * second:.{digits}f}, {scale * first:.{digits}f} ({error:+.1%})")
+                rows.append((run.cell.name, *cells))
+    return _markdown(head, rows)
+
+
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -119,7 +173,7 @@ def _shown(run: Compared, metric: str, statistic: str) -> str:
     apart = f" ± {run.spread[metric, statistic]:.1%}" if statistic == "p99" else ""
     text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+.1%}{apart})"
     counts = (statistic == "rate") == run.offline
-    return f"**{text}**" if counts and abs(found.error) > run.limit(statistic) else text
+    return f"**{text}**" if counts and abs(found.error) > run.limit(metric, statistic) else text
 
 
 def _write_csv(path: Path, runs: Sequence[Compared]) -> None:
@@ -139,7 +193,7 @@ def _row(run: Compared) -> dict[str, Any]:
         "rate": cell.rate,
         "ranks": cell.num_ranks,
     }
-    row |= {"load": round(cell.load, 3), "requests": cell.requests, "seed": cell.seed}
+    row |= {"load": round(cell.load, 3), "requests": cell.requests, "seed": cell.spec.seed}
     for difference in differences(run.simulated, run.live):
         if difference.statistic in (*STATISTICS, "rate"):
             name = f"{difference.metric}_{difference.statistic}"

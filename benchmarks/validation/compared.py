@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from plan import Cell
 
@@ -31,6 +32,8 @@ class Compared:
     """Growth of mean TTFT and TPOT over that of every step."""
     spread: dict[tuple[str, str], float]
     """Of simulations whose arrivals differ by a millisecond, by (metric, statistic)."""
+    apart: dict[tuple[str, str], float] = field(default_factory=dict)
+    """What two live runs of the same requests lie apart, relative, by (metric, statistic); empty: not known."""
 
     @property
     def offline(self) -> bool:
@@ -41,8 +44,29 @@ class Compared:
         """Return simulated less live, relative to live."""
         return next(d.error for d in differences(self.simulated, self.live) if d[:2] == (metric, statistic))
 
-    def limit(self, statistic: str) -> float:
-        """Return the largest error allowed."""
+    def limit(self, metric: str, statistic: str) -> float:
+        """Return the largest error allowed: with vLLM's default graphs, where the host's time wanders, at least what
+        two live runs lie apart."""
         if self.offline:
-            return THROUGHPUT_LIMIT
-        return (P99_LIMITS if statistic == "p99" else MEAN_LIMITS)[round(self.cell.load, 2) > LIGHT]
+            limit = THROUGHPUT_LIMIT
+        else:
+            limit = (P99_LIMITS if statistic == "p99" else MEAN_LIMITS)[round(self.cell.load, 2) > LIGHT]
+        if self.live.manifest["experiment"]["graphs"] == "default":
+            limit = max(limit, self.apart.get((metric, statistic), 0.0))
+        return limit
+
+
+def disagreements(runs: Sequence[Compared]) -> list[Compared]:
+    """Return the runs with what live runs of the same requests lie apart; another system's, where theirs is unknown."""
+    apart: dict[tuple[str, float, float], dict[tuple[str, str], float]] = {}
+    for run in runs:
+        for other in runs:
+            if other.cell.name == f"{run.cell.name}-again":
+                found = {d[:2]: abs(d.error) for d in differences(other.live, run.live)}
+                apart[run.cell.system, run.cell.rate, run.cell.num_ranks] = found
+    by_load = {key[1:]: found for key, found in apart.items()}
+    return [
+        replace(run, apart=apart.get((run.cell.system, *key)) or by_load.get(key, {}))
+        for run in runs
+        for key in [(run.cell.rate, run.cell.num_ranks)]
+    ]

@@ -40,17 +40,21 @@ class Slower:
 
 
 def magnification(
-    live: RunRecord, simulated: RunRecord, profile: Profile, front_end: FrontEndConfig
+    live: RunRecord, simulated: RunRecord, profile: Profile, front_end: FrontEndConfig, believed: Profile
 ) -> dict[str, float]:
     """Return by how many per cent mean TTFT and mean TPOT grow when every step takes one per cent longer."""
-    slower = copy.copy(profile)
-    slower.cost = lambda async_scheduling=True: Slower(profile.cost(async_scheduling), 1 + BIAS)  # type: ignore[assignment,return-value]
-    repeated, _ = simulate_like(live, slower, front_end)
+    slower = profile.captured_at(live.manifest["config"]["engine"].get("captured_sizes"))
+    cost = slower.cost
+    slower = copy.copy(slower)
+    slower.cost = lambda async_scheduling=True: Slower(cost(async_scheduling), 1 + BIAS)  # type: ignore[assignment,return-value]
+    repeated, _ = simulate_like(live, slower, front_end, believed)
     grown = {d[:2]: d.error for d in differences(repeated, simulated)}
     return {metric: grown[metric, "mean"] / BIAS for metric in ("ttft", "tpot")}
 
 
-def spread(live: RunRecord, profile: Profile, front_end: FrontEndConfig) -> dict[tuple[str, str], float]:
+def spread(
+    live: RunRecord, profile: Profile, front_end: FrontEndConfig, believed: Profile
+) -> dict[tuple[str, str], float]:
     """Return how far simulations lie apart whose arrivals differ by less than any clock or network holds still.
 
     Each request arrives up to JITTER_S later, drawn anew in each of REPETITIONS: who shares a step with whom changes,
@@ -66,7 +70,7 @@ def spread(live: RunRecord, profile: Profile, front_end: FrontEndConfig) -> dict
         order = np.argsort(jittered)
         requests = {name: column[order] for name, column in live.requests.items()}
         requests["arrival_s"] = jittered[order] - jittered.min()
-        simulated, _ = simulate_like(replace(live, requests=requests), profile, front_end)
+        simulated, _ = simulate_like(replace(live, requests=requests), profile, front_end, believed)
         for difference in differences(simulated, simulated):
             values.setdefault(difference[:2], []).append(difference.first)
     return {name: float(np.std(found) / np.mean(found)) for name, found in values.items()}
