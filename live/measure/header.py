@@ -22,8 +22,8 @@ ENGINE_FLAGS = (
 
 #: Environment variables the header holds: times may depend on them.
 SETTING = re.compile(r"(VLLM|NCCL|NVSHMEM|TORCH_SYMM_MEM|OMP|CUDA)_")
-#: Of these, not such: what is shown, and where things are.
-NO_SETTING = re.compile(r".*(LOG|DEBUG|PROCESS|DIST|HOST|HOME|PORT|PATH|PLUGINS|VISIBLE)")
+#: Of these, not such: what is shown or told, and where things are.
+NO_SETTING = re.compile(r".*(LOG|DEBUG|PROCESS|DIST|HOST|HOME|PORT|PATH|PLUGINS|VISIBLE|TRACK|USAGE)")
 
 
 async def header_of(engine: MeasuredEngine, run: Measuring, k_check: str, front_end: dict[str, float]) -> SampleHeader:
