@@ -12,7 +12,8 @@ KEPT = {
 }  # fmt: skip
 LEFT_OUT = {
     "VLLM_CACHE_ROOT": "/tmp/cache", "VLLM_LOGGING_LEVEL": "INFO", "VLLM_HOST_IP": "10.0.0.1", "NCCL_DEBUG": "INFO",
-    "VLLM_NO_USAGE_STATS": "1", "CUDA_VISIBLE_DEVICES": "1", "CUDA_HOME": "/usr/local/cuda", "HOME": "/root", "LANG": "C",
+    "VLLM_NO_USAGE_STATS": "1", "CUDA_VISIBLE_DEVICES": "1", "CUDA_HOME": "/usr/local/cuda",
+    "HOME": "/root", "LANG": "C",
 }  # fmt: skip
 
 
