@@ -91,30 +91,34 @@ def roofline(
     for times in time_tables(estimated, async_scheduling=True):
         console.print()
         console.print(times)
+    if estimated.name in profile_names():
+        click.echo(f"the shipped profile '{estimated.name}' was measured on this card", err=True)
     if out is not None:
         click.echo(f"wrote {out}", err=True)
 
 
 def error_lines(rows: Iterable[HeldOut]) -> Iterator[str]:
-    """Yield the method's errors, one table a way of holding out: for each measured table a line a kind of step."""
+    """Yield the method's errors, two tables a way of holding out: a line a measured table, a column a kind of step."""
     for held_out, group in groupby(rows, attrgetter("held_out")):
-        yield f"estimated / measured - 1; {_HELD_OUT[held_out]}"
-        yield f"{'':38}all steps{'':11}bound by the device"
-        yield f"{'':20}" + "  ".join([f"{'steps':>6}{'bias':>7}{'median':>7}{'p95':>7}"] * 2)
-        for name, of_table in groupby(group, attrgetter("table")):
-            yield name
-            found = {(row.steps, row.sizes, row.bound_by): row for row in of_table}
-            for steps, sizes in sorted(
-                {key[:2] for key in found}, key=lambda key: (key[0], key[1].startswith("above"))
-            ):
-                both = (_numbers(found.get((steps, sizes, bound_by))) for bound_by in ("device or host", "device"))
-                yield f"  {f'{steps} {sizes}':18}{'  '.join(both)}"
+        found = {(row.table, row.bound_by, row.steps, row.sizes): row for row in group}
+        names = list(dict.fromkeys(key[0] for key in found))
+        kinds = sorted({key[2:] for key in found}, key=lambda kind: (kind[0], kind[1].startswith("above")))
+        width = max(len(name) for name in names)
+        yield f"estimated / measured - 1: mean, median and 95th percentile of its size; {_HELD_OUT[held_out]}"
+        for bound_by, called in (("device or host", "all steps"), ("device", "bound by the device")):
+            yield ""
+            yield f"{called:{width}}" + "".join(f"{' '.join(kind):>22}" for kind in kinds) + "   steps"
+            for name in names:
+                cells = [found.get((name, bound_by, *kind)) for kind in kinds]
+                steps = sum(cell.number for cell in cells if cell)
+                yield f"{name:{width}}{''.join(map(_cell, cells))}{steps:>8,}"
+        yield ""
 
 
-def _numbers(row: HeldOut | None) -> str:
+def _cell(row: HeldOut | None) -> str:
     if row is None:
-        return f"{0:>6}{'-':>7}{'-':>7}{'-':>7}"
-    return f"{row.number:>6,}{row.bias:>+7.1%}{row.median:>7.1%}{row.p95:>7.1%}"
+        return f"{'-':>9}{'-':>6}{'-':>7}"
+    return f"{row.bias:>+9.1%}{row.median:>6.1%}{row.p95:>7.1%}"
 
 
 def _not_learned_from(tables: Iterable[StepTable]) -> Iterator[str]:
