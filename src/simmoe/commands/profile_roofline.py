@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 #: What a row of the method's errors had held out, in words.
 _HELD_OUT = {
     "model": "every layout of the table's model held out",
-    "layout": "the table held out, not the other layouts of its model",
-    "budgets": "the upper and the lower half of the table's budgets held out in turn",
+    "layout": "the table held out, other layouts of its model not",
+    "budgets": "the upper and lower half of the table's budgets in turn",
 }
 
 
@@ -104,7 +104,7 @@ def error_lines(rows: Iterable[HeldOut]) -> Iterator[str]:
         names = list(dict.fromkeys(key[0] for key in found))
         kinds = sorted({key[2:] for key in found}, key=lambda kind: (kind[0], kind[1].startswith("above")))
         width = max(len(name) for name in names)
-        yield f"estimated / measured - 1: mean, median and 95th percentile of its size; {_HELD_OUT[held_out]}"
+        yield f"estimated / measured - 1 (mean, median and p95 of its size), {_HELD_OUT[held_out]}"
         for bound_by, called in (("device or host", "all steps"), ("device", "bound by the device")):
             yield ""
             yield f"{called:{width}}" + "".join(f"{' '.join(kind):>22}" for kind in kinds) + "   steps"
