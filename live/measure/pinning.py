@@ -65,7 +65,8 @@ def places(cores: Sequence[tuple[int, ...]], num_main: int) -> Places:
             f"{num_main} main threads on cores of their own need {num_main + OTHERS} physical cores, this process may "
             f"use {len(cores)}: let it use more, or measure without --pin"
         )
-    own, others = cores[:num_main], cores[num_main:]
+    # the last ones: interrupts tend to go to the first
+    others, own = cores[:-num_main], cores[-num_main:]
     return Places(tuple(core[0] for core in own), tuple(sorted(cpu for core in others for cpu in core)))
 
 

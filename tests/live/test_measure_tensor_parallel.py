@@ -35,7 +35,7 @@ def test_two_workers_are_measured_as_one_engine(tmp_path: Path, monkeypatch: pyt
     # one NUMA node does not make vLLM guess which threads are whose
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cpus[0]}|{cpus[1]}")
     # as if there were cores enough to pin three main threads
-    cores: list[tuple[int, ...]] = [(cpus[0],), (cpus[0],), (cpus[1],), (cpus[0],), (cpus[1],)]
+    cores: list[tuple[int, ...]] = [(cpus[0],), (cpus[1],), (cpus[0],), (cpus[0],), (cpus[1],)]
     monkeypatch.setattr(pinning, "physical_cores", lambda allowed: cores)
     setup = EngineSetup(
         write_model(TINY_OLMOE, tmp_path / "model", 2048),
