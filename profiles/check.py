@@ -11,7 +11,7 @@ import gzip
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -219,6 +219,21 @@ def host_spread(table: StepTable, calibration: Sequence[CheckedStep] = ()) -> fl
     return float(np.median(spreads)) if spreads else 0.0
 
 
+def served_host_spread(calibration: Sequence[CheckedStep]) -> tuple[float, int]:
+    """Return how much captured steps that the host decides vary while it serves, and how many steps say so.
+
+    Args:
+        calibration: of :func:`checked_steps`.
+    Returns:
+        p90 - p10 of measured / predicted over the steps the table says are the host's; 0 where there are none.
+    """
+    ratios = [s.measured_s / s.predicted_s for s in calibration if s.launch == "captured" and s.part == "host"]
+    if not ratios:
+        return 0.0, 0
+    low, high = np.quantile(ratios, (0.1, 0.9)).tolist()
+    return high - low, len(ratios)
+
+
 def _decode_s(cost: ProfileStepCost) -> Callable[[int, int], float]:
     return lambda size, k: cost.step_s(StepShape(num_decode_seqs=size, decode_kv_tokens=size, k_exec=k))
 
@@ -266,13 +281,24 @@ def _header(table: StepTable, path: str | os.PathLike[str]) -> dict[str, Any]:
     estimate = table.provenance.get("estimate")
     estimated = [{**estimate, "card": estimate["card"]["driver_name"]}] if estimate else []
     for run in [*table.provenance.get("runs", []), *estimated]:
-        for field in ("model", "card", "captured_sizes"):
+        for field in ("model", "card", "num_cards", "captured_sizes"):
             if field in header and header[field] != run.get(field, header[field]):
                 raise ProfileError(
                     f"'{name}' was recorded with {field} {_short(header[field])}, '{table.name}' is of "
                     f"{_short(run[field])}; check a table on a run of its own engine"
                 )
+        if "engine_flags" in header and _whole_experts(header) != _whole_experts(run):
+            how = ("whole experts on each card", "a share of every expert on each card")
+            recorded, fitted = how if _whole_experts(header) else reversed(how)
+            raise ProfileError(
+                f"'{name}' was recorded with {recorded}, '{table.name}' is of {fitted}; check a table on a "
+                f"run of its own engine"
+            )
     return header
+
+
+def _whole_experts(header: Mapping[str, Any]) -> bool:
+    return bool(header.get("engine_flags", {}).get("enable_expert_parallel"))
 
 
 def _short(value: Any) -> str:

@@ -124,8 +124,8 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
     calibration = device_bound([sample for sample in recorded if not sample.held_out], clock, captured)
     serving = [sample for sample, _ in calibration]
     serving_bound = [sample for sample, by_device in calibration if by_device]
-    mixed = [*not_held_up(of("mixed")), *(s for s in serving_bound if s.kind == "mixed")]
-    table = with_prefill_terms(table, prefills.sure, mixed)
+    mixed = [s for s in serving_bound if s.kind == "mixed"]
+    table = with_prefill_terms(table, prefills.sure, not_held_up(of("mixed")), mixed)
     served = [s for s in serving_bound if s.kind == "decode"]
     table = with_serving_contexts(with_decode_share(table, decodes.sure), served)
     table = with_decode_share(table, [*decodes.sure, *served])
@@ -168,6 +168,8 @@ def _shared_header(runs: Sequence[Run]) -> SampleHeader:
                     f"sample files disagree on {name}: {getattr(first, name)} and {getattr(header, name)}; "
                     f"fit one engine at a time"
                 )
+        if len({bool(head.engine_flags.get("enable_expert_parallel")) for head in (first, header)}) > 1:
+            raise ProfileError("sample files disagree on enable_expert_parallel; fit one engine at a time")
     return first
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from simmoe.profiles.evidence import runs_at
 from simmoe.profiles.regression import FloatArray, least_absolute_terms
@@ -18,7 +19,7 @@ from simmoe.profiles.table import ALL_PADDED, RealShare, StepTable
 CONTEXTS_APART = 4.0
 
 #: Which steps their decodes alone decide, and the terms of the others, are found in turn, so often.
-ROUNDS = 4
+ROUNDS = 8
 
 #: Fewer steps between captured sizes tell nothing of the padding there.
 LEAST_STEPS = 3
@@ -26,21 +27,27 @@ LEAST_STEPS = 3
 _ALL_REAL = RealShare(((1, 1.0),), ((1, 1.0),))
 
 
-def with_prefill_terms(table: StepTable, prefills: Sequence[Sample], mixed: Sequence[Sample]) -> StepTable:
-    """Return the table with the terms of a mixed step and prefill's share of real tokens, fitted together.
+def with_prefill_terms(
+    table: StepTable, prefills: Sequence[Sample], mixed: Sequence[Sample], served: Sequence[Sample] = ()
+) -> StepTable:
+    """Return the table with the terms of a mixed step and prefill's share of real tokens.
 
-    They are what explains the steps best (least absolute relative error). A KV token is read once whether or not prompt
-    tokens are beside it: where the contexts measured are too alike to tell KV tokens from sequences, it costs what it
-    costs a decode-only step.
+    Both are what explains steps best (least absolute relative error), in turn: the terms all mixed steps, the share the
+    prompts alone and the served steps. Points of prompts beside decodes would mislead it: their sizes lie just above
+    captured ones, where the share and what any mixed step costs look alike; they tell it only where nothing else does.
+
+    A KV token is read once whether or not prompt tokens are beside it: where the contexts measured are too alike to
+    tell KV tokens from sequences, it costs what it costs a decode-only step.
 
     Args:
         table: with grids and decode-only terms.
         prefills: steps of prompt tokens alone, bound by the device.
-        mixed: steps with both, bound by the device.
+        mixed: points with both, bound by the device.
+        served: steps of a served load with both, bound by the device.
     """
     decode_rate_s = table.decode_kv[-1][1]
     between = [s for s in prefills if runs_at(table.captured_sizes, s.shape.num_tokens) != s.shape.num_tokens]
-    steps = [*between, *mixed]
+    steps = [*between, *served, *mixed]
     if not steps:
         return replace(table, attention=table.attention._replace(mixed_kv_token_s=decode_rate_s))
     seqs = np.array([s.num_decode_seqs for s in steps], dtype=np.float64)
@@ -50,19 +57,38 @@ def with_prefill_terms(table: StepTable, prefills: Sequence[Sample], mixed: Sequ
         s.shape._replace(num_prefill_tokens=s.shape.num_tokens, num_decode_seqs=0, decode_kv_tokens=0) for s in steps
     ]
     padded, unpadded = _bounds_s(table, prompts_alone)
-    decodes_alone = [s.shape._replace(num_prefill_tokens=0, num_prefill_seqs=0, prefill_kv_pairs=0) for s in mixed]
+    both = seqs > 0
+    decodes_alone = [
+        s.shape._replace(num_prefill_tokens=0, num_prefill_seqs=0, prefill_kv_pairs=0) for s in (*served, *mixed)
+    ]
     floor = np.concatenate([np.zeros(len(between)), _device_s(table, decodes_alone)])
-    contexts = kv_tokens[len(between) :] / seqs[len(between) :]
-    told_apart = bool(mixed) and contexts.max() >= CONTEXTS_APART * contexts.min()
+    contexts = kv_tokens[both] / seqs[both]
+    told_apart = bool(both.any()) and contexts.max() >= CONTEXTS_APART * contexts.min()
 
     # the least of real tokens alone and all padded; then what beside them is once a mixed step, a sequence, a KV token
-    columns = np.stack([unpadded - padded, seqs > 0, seqs, kv_tokens], axis=1)
+    columns = np.stack([unpadded - padded, both, seqs, kv_tokens], axis=1)
     rest = padded if told_apart else padded + decode_rate_s * kv_tokens
     limits: list[float | None] = [1.0, None, None, None if told_apart else 0.0]
-    tells = floor < measured
+
+    def explains(free: list[int], values: FloatArray, of: npt.NDArray[np.bool_]) -> FloatArray:
+        """Return the values with those at ``free`` found anew, the others as they are."""
+        fixed = [i for i in range(len(values)) if i not in free]
+        beside = rest + columns[:, fixed] @ values[fixed]
+        tells = of & (floor < np.maximum(beside + columns[:, free] @ values[free], measured))
+        found = values.copy()
+        if tells.any():
+            found[free] = least_absolute_terms(
+                columns[tells][:, free], beside[tells], measured[tells], [limits[i] for i in free]
+            )
+        return found
+
+    values = np.zeros(4)
     for _ in range(ROUNDS):
-        values = least_absolute_terms(columns[tells], rest[tells], measured[tells], limits)
-        tells = floor < rest + columns @ values
+        values = explains([0, 1, 2, 3], values, floor < measured)
+    tells_share = np.arange(len(steps)) < len(between) + len(served)
+    if tells_share.any():
+        for _ in range(ROUNDS):
+            values = explains([1, 2, 3], explains([0], values, tells_share), both)
     share, step_s, seq_s, rate_s = values.tolist()
     attention = table.attention._replace(
         mixed_step_s=step_s, mixed_seq_s=seq_s, mixed_kv_token_s=rate_s if told_apart else decode_rate_s

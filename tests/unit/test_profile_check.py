@@ -24,6 +24,7 @@ from simmoe.profiles.check import (
     checked_steps,
     errors_by,
     host_spread,
+    served_host_spread,
     verdicts,
 )
 from simmoe.profiles.recorded_steps import CALIBRATION
@@ -175,12 +176,24 @@ def test_the_spread_is_that_of_eager_points_and_calibration_steps_come_first() -
     assert host_spread(replace(table, prefill=above), calibration) == pytest.approx(0.8)
 
 
+def test_the_spread_of_captured_steps_that_the_host_decides_is_told_and_changes_no_limit() -> None:
+    assert served_host_spread([]) == (0.0, 0)
+    ratios = np.linspace(1, 2, 11)
+    steps = [CheckedStep(DECODE_ONLY, "captured", 1, 4, "host", 1.0, float(ratio)) for ratio in ratios]
+    others = [s._replace(part="grid", measured_s=9.0) for s in steps] + [s._replace(launch="eager") for s in steps]
+    spread, number = served_host_spread([*steps, *others])
+    assert spread == pytest.approx(0.8)
+    assert number == 11
+
+
 @pytest.mark.parametrize(
     ("header", "message"),
     [
         ({"model": "another"}, "was recorded with model 'another'"),
         ({"card": "NVIDIA H100"}, "was recorded with card 'NVIDIA H100'"),
         ({"captured_sizes": [1, 2]}, "was recorded with captured_sizes 2 sizes up to 2"),
+        ({"num_cards": 2}, "was recorded with num_cards '2'"),
+        ({"engine_flags": {"enable_expert_parallel": True}}, "was recorded with whole experts on each card"),
     ],
 )
 def test_a_recording_of_another_engine_is_refused(tmp_path: Path, header: dict[str, Any], message: str) -> None:

@@ -249,6 +249,9 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     other = replace(engine.header(), card="another card")
     with pytest.raises(ProfileError, match="sample files disagree on card"):
         fit_table([(engine.header(), samples), (other, samples)], "x", "synthetic", "x")
+    whole_experts = replace(engine.header(), engine_flags={"enable_expert_parallel": True})
+    with pytest.raises(ProfileError, match="disagree on enable_expert_parallel"):
+        fit_table([(engine.header(), samples), (whole_experts, samples)], "x", "synthetic", "x")
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -64,6 +64,20 @@ def test_the_terms_of_a_mixed_step_and_prefills_share_are_found_together() -> No
     assert found.attention.mixed_kv_token_s == PLAIN.decode_kv[-1][1]
 
 
+def test_points_just_above_captured_sizes_do_not_mislead_the_share_where_prompts_alone_tell() -> None:
+    """Every point of prompts beside decodes lies just above a captured size, and took 6% longer than the terms say."""
+    attention = PLAIN.attention._replace(mixed_step_s=1.5e-3, mixed_seq_s=1e-5, mixed_kv_token_s=3e-8)
+    true = replace(PLAIN, attention=attention, real_share=RealShare(prefill=((1, 0.7),)))
+    above = [
+        StepShape(n, n * (n + 1) // 2, 1, seqs, seqs * context, k)
+        for n, seqs, context, k in itertools.product((1024, 2048), (8, 32), (200, 2000), (8, 16, 32))
+    ]
+    points = [replace(s, median_s=1.06 * s.median_s, p90_s=1.06 * s.p90_s) for s in steps_of(true, above)]
+    prefills = steps_of(true, [prompt_shape(n, k) for n in (600, 1500, 3000) for k in (8, 32)])
+    assert with_prefill_terms(PLAIN, [], points).real_share.prefill[0][1] < 0.65
+    assert with_prefill_terms(PLAIN, prefills, points).real_share.prefill[0][1] == pytest.approx(0.7, abs=1e-6)
+
+
 def test_without_mixed_steps_a_kv_token_costs_what_it_does_in_a_decode_only_one() -> None:
     found = with_prefill_terms(PLAIN, [], [])
     assert found == replace(PLAIN, attention=PLAIN.attention._replace(mixed_kv_token_s=PLAIN.decode_kv[-1][1]))

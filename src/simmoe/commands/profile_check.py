@@ -19,6 +19,7 @@ from simmoe.profiles.check import (
     checked_steps,
     errors_by,
     host_spread,
+    served_host_spread,
     verdicts,
 )
 
@@ -86,6 +87,12 @@ def check(
     console.print(_verdict_table(found))
     if any(verdict.launch == "eager" for verdict in found):
         console.print(f"above the captured sizes the same step varied by {spread:.1%}: the limit there, where larger")
+    served_spread, served = served_host_spread(calibration)
+    if served:
+        console.print(
+            f"captured steps that the host decides varied by {served_spread:.1%} in {served:,} steps recorded to "
+            f"calibrate it: no limit is raised for that"
+        )
     if calibration:
         console.print(f"{len(calibration):,} further steps, recorded to calibrate the host in the fit, are left out")
     for table in _blame_tables(steps):
