@@ -21,6 +21,7 @@ from typing import overload
 from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import ADMIT_ALL, BatchPolicy, StepPlan
 from simmoe.policies.views import RequestView, StepView
+from simmoe.policies.waiting_queue import WaitingQueue, WaitingView
 from simmoe.profiles.shape import StepCost, StepShape
 from simmoe.simulator.config import EngineConfig
 from simmoe.simulator.decode_set import DecodeSet
@@ -29,7 +30,6 @@ from simmoe.simulator.prefix_cache import CachedUnit, PrefixBlockPool
 from simmoe.simulator.request import SimRequest
 from simmoe.simulator.result import RankTotals
 from simmoe.simulator.step import Step
-from simmoe.simulator.waiting_queue import WaitingQueue, WaitingView
 
 
 class _Prompts:
@@ -67,7 +67,7 @@ class Scheduler:
         self.cost = cost
         self.totals = totals
         self.prefix_block_tokens = prefix_block_tokens
-        self.waiting = WaitingQueue(asker.orders_queue(policy))
+        self.waiting: WaitingQueue[SimRequest] = WaitingQueue(asker.orders_queue(policy))
         self.running: dict[SimRequest, None] = {}
         """Admitted and unfinished, in order of admission (a dict for its order and O(1) removal)."""
         self.decodes = DecodeSet(config.block_size, k_max)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from simmoe.errors import DataError, PolicyError
-from simmoe.live.engine.policy_queue import PolicyQueue, Waiting, WaitingView
+from simmoe.live.engine.policy_queue import PolicyQueue, Waiting
 from simmoe.policies.protocols import BatchPolicy, PolicyContext, StepPlan
 from simmoe.policies.validate import check_plan
 from simmoe.policies.views import RequestView, StepView
@@ -254,13 +254,14 @@ class _Mirror:
         answer: Any,
     ) -> Decision:
         queue = self._queue
-        for waiting, prompt_tokens in zip(list(queue.in_order()), prompts, strict=False):
-            waiting.request.view = replace(waiting.view, prompt_tokens=prompt_tokens)
+        for request, prompt_tokens in zip(queue, prompts, strict=False):  # those at the front were preempted
+            request.view = replace(request.view, prompt_tokens=prompt_tokens)
+        queue.look_again()
         last = self._computed
         self._computed = {name: odd[name] if name in odd else last[name] + decoded for name in self._running}
         view = StepView(
             now_s=now_s,
-            waiting=WaitingView(queue),
+            waiting=queue.view,
             running=tuple(self._running_view(name) for name in self._running),
             token_budget=token_budget,
             free_kv_blocks=free_kv_blocks,

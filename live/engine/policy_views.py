@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
-from simmoe.live.engine.policy_queue import PolicyQueue, WaitingView
+from simmoe.live.engine.policy_queue import PolicyQueue
 from simmoe.policies.views import RequestView, StepView
 
 
@@ -94,12 +94,11 @@ class ViewBuilder:
     def step(self, now_s: float, queue: PolicyQueue) -> StepView:
         """Return the view of the step being composed, running requests having taken their share."""
         scheduler = self._scheduler
-        for i in range(queue.num_preempted):
-            queue.view_at(i)  # a token in flight at the preemption has arrived since: note the prompt it lengthens
+        queue.look_again()
         return StepView(
             now_s=now_s,
             dp_rank=self.dp_rank,
-            waiting=WaitingView(queue),
+            waiting=queue.view,
             running=self._running,
             token_budget=scheduler.max_num_scheduled_tokens - self.share.num_tokens,
             max_num_seqs=scheduler.max_num_active_reqs,

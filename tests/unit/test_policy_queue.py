@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simmoe.errors import PolicyError
-from simmoe.live.engine.policy_queue import PolicyQueue, WaitingView
+from simmoe.live.engine.policy_queue import PolicyQueue
 from simmoe.policies.protocols import StepPlan
 from simmoe.policies.views import RequestView
 
@@ -81,7 +81,7 @@ def test_it_is_a_sorted_list_with_the_preempted_in_front(operations: list[tuple[
             queue.prepend_requests(reversed(skipped))
             queue.disarm()
         waiting = expected()
-        view = WaitingView(queue)
+        view = queue.view
         assert list(queue) == waiting and len(queue) == len(view) == len(waiting) and bool(queue) == bool(waiting)
         assert list(view) == view[:] == [view[i] for i in range(len(view))] == [r.view for r in waiting]
         assert queue.num_preempted == len(preempted)

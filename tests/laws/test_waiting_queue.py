@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simmoe.policies import sorted_blocks
+from simmoe.policies.sorted_blocks import SortedBlocks
 from simmoe.policies.views import RequestView
-from simmoe.simulator import sorted_blocks
+from simmoe.policies.waiting_queue import WaitingQueue, WaitingView
 from simmoe.simulator.request import SimRequest
-from simmoe.simulator.sorted_blocks import SortedBlocks
-from simmoe.simulator.waiting_queue import WaitingQueue, WaitingView
 
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(("add", "add", "first", "any", "preempt")), st.integers(0, 5), st.integers(0, 50)),
@@ -63,7 +63,7 @@ def test_the_queue_is_a_sorted_list_with_the_preempted_in_front(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sorted_blocks, "MOST_IN_BLOCK", most)
-        queue = WaitingQueue(has_keys)
+        queue: WaitingQueue[SimRequest] = WaitingQueue(has_keys)
         preempted: list[SimRequest] = []
         rest: list[tuple[int, int, SimRequest]] = []
         running: list[SimRequest] = []
@@ -89,6 +89,7 @@ def test_the_queue_is_a_sorted_list_with_the_preempted_in_front(
             assert list(queue) == waiting and len(queue) == len(view) == len(waiting)
             assert list(view) == view[:] == [view[i] for i in range(len(view))] == [r.view for r in waiting]
             assert queue.num_preempted == len(preempted)
-            oldest = queue.oldest()
-            if has_keys or not preempted:  # without keys preempted requests are known to be the oldest
-                assert oldest is min(waiting, key=lambda r: (r.view.arrival_s, r.row), default=None)
+            assert queue.oldest() is min(waiting, key=lambda r: (r.view.arrival_s, r.row), default=None)
+            for index in (len(view), -len(view) - 1):
+                with pytest.raises(IndexError):
+                    view[index]
