@@ -103,6 +103,9 @@ def _terms(table: StepTable) -> Iterator[tuple[str, float]]:
         if path in table.host:
             for name, value in table.host[path]._asdict().items():
                 yield f"host {path} {name}", value
+    if any(table.update):
+        for name, value in table.update._asdict().items():
+            yield f"update {name}", value
 
 
 def _nested(a: Mapping[str, Any], b: Mapping[str, Any], path: str, depth: int) -> Iterator[Change]:

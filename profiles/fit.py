@@ -34,11 +34,12 @@ from simmoe.profiles.evidence import (
     not_held_up,
     num_seqs,
 )
-from simmoe.profiles.regression import FloatArray, least_absolute
+from simmoe.profiles.recorded_steps import Update
+from simmoe.profiles.regression import FloatArray, least_absolute, least_absolute_terms
 from simmoe.profiles.residuals import Predictor, Residual, residuals
 from simmoe.profiles.samples import Sample, SampleHeader
 from simmoe.profiles.serving_terms import with_decode_share, with_prefill_terms, with_serving_contexts
-from simmoe.profiles.table import PATHS, Attention, HostShare, StepTable
+from simmoe.profiles.table import NO_SHARE, PATHS, Attention, HostShare, StepTable
 
 Run = tuple[SampleHeader, Sequence[Sample]]
 
@@ -56,7 +57,14 @@ _SHARED = (
 )
 
 
-def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorded: Sequence[Sample] = ()) -> StepTable:
+def fit_table(
+    runs: Sequence[Run],
+    name: str,
+    status: str,
+    summary: str,
+    recorded: Sequence[Sample] = (),
+    updates: Sequence[Update] = (),
+) -> StepTable:
     """Fit one table to the samples of one engine; its budgets are in sub-expert units.
 
     Args:
@@ -66,6 +74,7 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
         summary: one line on model, card and execution mode.
         recorded: steps of real runs of the same engine, asynchronously scheduled. The table is checked on them; those
             not held out tell the host's share while it serves.
+        updates: how long the host took to take in steps of those runs.
     Raises:
         ProfileError: runs of different engines, or no points of a kind that is needed.
     """
@@ -130,6 +139,7 @@ def fit_table(runs: Sequence[Run], name: str, status: str, summary: str, recorde
     table = with_serving_contexts(with_decode_share(table, decodes.sure), served)
     table = with_decode_share(table, [*decodes.sure, *served])
     table = replace(table, host=_host_shares(table, [*steps, *serving], clock))
+    table = replace(table, update=_update_share(updates))
     facts = {
         "steps": len(steps),
         "calibration_steps": len(serving),
@@ -171,6 +181,14 @@ def _shared_header(runs: Sequence[Run]) -> SampleHeader:
         if len({bool(head.engine_flags.get("enable_expert_parallel")) for head in (first, header)}) > 1:
             raise ProfileError("sample files disagree on enable_expert_parallel; fit one engine at a time")
     return first
+
+
+def _update_share(updates: Sequence[Update]) -> HostShare:
+    if not updates:
+        return NO_SHARE
+    columns = [[1.0, update.num_seqs] for update in updates]
+    seconds = [update.seconds for update in updates]
+    return HostShare(*least_absolute_terms(columns, np.zeros(len(updates)), seconds, [None, None]).tolist())
 
 
 def _host_shares(table: StepTable, steps: Sequence[Sample], clock: Mapping[str, HostShare]) -> dict[str, HostShare]:

@@ -12,8 +12,9 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from simmoe.errors import ProfileError
 from simmoe.profiles.samples import Kind, Mode, Sample
@@ -23,6 +24,9 @@ VERSION = 1
 
 #: A recording of this name is no held-out one: the fit may learn from it how fast the host is while it serves.
 CALIBRATION = "calibration"
+
+#: The host saw a step's tokens this soon after the device was done with it: it had been waiting for it.
+WAITED_S = 0.6e-3
 
 _COLUMNS = (
     "start_s",
@@ -34,6 +38,17 @@ _COLUMNS = (
     "decode_kv_tokens",
     "k_exec",
 )
+
+#: Seconds a recording may lack, or not know of some step.
+_OPTIONAL = ("device_end_s", "launch_s", "schedule_end_s", "update_end_s")
+
+
+class Update(NamedTuple):
+    """How long the host took to take in one step."""
+
+    num_seqs: int
+    """Prompts and decoding sequences of the step."""
+    seconds: float
 
 
 def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[Sample]:
@@ -65,6 +80,28 @@ def read_recorded_loads(path: str | os.PathLike[str], captured_sizes: Sequence[i
     return [(name, sample) for name, sample, _ in _busy_steps(path, captured_sizes)]
 
 
+def read_updates(path: str | os.PathLike[str]) -> list[Update]:
+    """Return how long the host took to take in the steps of the calibration recording; none where it cannot be told.
+
+    It takes a step in once the device is done with it and the next is launched. Recordings that lack the end of that
+    show when the next but one was begun, which follows at once where the host waited for the device.
+
+    Args:
+        path: as of :func:`read_recorded_steps`.
+    """
+    name, text = _text(path)
+    train: list[dict[str, Any]] = []
+    found: list[Update] = []
+    for _, recording, step in _steps(text, name):
+        if step is None:
+            train = []
+        elif recording == CALIBRATION:
+            train = [*train[-2:], step]
+            if len(train) == 3 and all(b["start_s"] <= a["output_s"] for a, b in pairwise(train)):
+                found.extend(_update(*train))
+    return found
+
+
 def is_recording(path: str | os.PathLike[str]) -> bool:
     """Whether a file's first line says it is a recording."""
     source = Path(path)
@@ -79,12 +116,7 @@ def _busy_steps(
     path: str | os.PathLike[str], captured_sizes: Sequence[int]
 ) -> Iterator[tuple[str, Sample, float | None]]:
     """Yield the recording's name, the step and the seconds the host took to launch it, where it was recorded."""
-    name, source = os.fspath(path), Path(path)
-    try:
-        content = source.read_bytes()
-        text = (gzip.decompress(content) if source.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ProfileError(f"cannot read the recording '{name}': {error}") from None
+    name, text = _text(path)
     largest = captured_sizes[-1] if captured_sizes else 0
     before: dict[str, Any] | None = None
     for number, recording, step in _steps(text, name):
@@ -95,6 +127,31 @@ def _busy_steps(
                 raise ProfileError(f"'{name}' line {number}: {error}") from None
             yield recording, sample, step.get("launch_s")
         before = step
+
+
+def _text(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the file's name and content."""
+    name, source = os.fspath(path), Path(path)
+    try:
+        content = source.read_bytes()
+        return name, (gzip.decompress(content) if source.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise ProfileError(f"cannot read the recording '{name}': {error}") from None
+
+
+def _update(step: Mapping[str, Any], after: Mapping[str, Any], next_but_one: Mapping[str, Any]) -> Iterator[Update]:
+    end_s, launch_s = step.get("device_end_s"), after.get("launch_s")
+    if end_s is None or launch_s is None:
+        return
+    num_seqs = step["num_prefill_seqs"] + step["num_decode_seqs"]
+    if step.get("update_end_s") is not None and after.get("schedule_end_s") is not None:
+        seconds = step["update_end_s"] - max(end_s, after["schedule_end_s"] + launch_s)
+    elif step["output_s"] - end_s < WAITED_S:
+        seconds = next_but_one["start_s"] - end_s
+    else:
+        return
+    if seconds > 0:
+        yield Update(num_seqs, seconds)
 
 
 def _steps(text: str, name: str) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
@@ -128,6 +185,10 @@ def _steps(text: str, name: str) -> Iterator[tuple[int, str, dict[str, Any] | No
                 kind = float if column in ("start_s", "output_s") else int
                 if isinstance(step[column], bool) or not isinstance(step[column], int | kind):
                     raise ProfileError(f"'{name}' line {number}: {column} is {step[column]!r}, no {kind.__name__}")
+            for column in _OPTIONAL:
+                value = step.get(column)
+                if isinstance(value, bool) or not isinstance(value, int | float | None):
+                    raise ProfileError(f"'{name}' line {number}: {column} is {value!r}, no float and no null")
             yield number, recording, step
 
 

@@ -7,6 +7,7 @@
 ``attention``  seconds a query-key pair, a sequence and having both kinds add to a step with prompt tokens
 ``real_share`` share of what a captured size costs above the one before that only a step's real tokens cost
 ``host``       the host's share by launch path
+``update``     of it, what comes after the device is done, before the next step but one is composed; may be absent
 =============  ===========================================================================================
 
 Values never fall as sizes or k grow. :mod:`simmoe.profiles.table_file` keeps it on disk.
@@ -51,7 +52,11 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "real_share": (("kind", "name"), ("size", "tokens"), ("share", "share")),
     "host": (("path", "name"), ("base_s", "s"), ("per_seq_s", "s/sequence")),
+    "update": (("base_s", "s"), ("per_seq_s", "s/sequence")),
 }
+
+#: Tables a file may lack, where nothing was recorded that tells them.
+OPTIONAL = ("update",)
 
 
 class Cell(NamedTuple):
@@ -113,6 +118,9 @@ class RealShare(NamedTuple):
 #: Steps cost what their captured size does.
 ALL_PADDED = RealShare()
 
+#: A share of the host that was not measured.
+NO_SHARE = HostShare(0.0, 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
@@ -142,6 +150,9 @@ class StepTable:
     """By launch path; 'eager' alone when nothing was captured."""
     provenance: Mapping[str, Any]
     real_share: RealShare = ALL_PADDED
+    update: HostShare = NO_SHARE
+    """What the host takes, once a step is done and the next is launched, to take its tokens in before it composes the
+    next but one; within its share, 0 where it was not recorded."""
     sha256: str = ""
     """Of the file's bytes, when read from one."""
 

@@ -16,7 +16,19 @@ from typing import Any
 
 from simmoe.errors import OutputError, ProfileError
 from simmoe.profiles.provenance import provenance_faults
-from simmoe.profiles.table import COLUMNS, PATHS, STATUSES, Attention, Cell, GridTable, HostShare, RealShare, StepTable
+from simmoe.profiles.table import (
+    COLUMNS,
+    NO_SHARE,
+    OPTIONAL,
+    PATHS,
+    STATUSES,
+    Attention,
+    Cell,
+    GridTable,
+    HostShare,
+    RealShare,
+    StepTable,
+)
 
 FORMAT = "simmoe-profile"
 VERSION = 2
@@ -54,6 +66,7 @@ def dump_table(table: StepTable) -> str:
             [kind, size, _rounded(share)] for kind, knots in table.real_share._asdict().items() for size, share in knots
         ],
         "host": [[name, *(_rounded(value) for value in table.host[name])] for name in PATHS if name in table.host],
+        "update": [[_rounded(value) for value in table.update]] if any(table.update) else [],
     }
     head = {
         "format": FORMAT,
@@ -72,6 +85,8 @@ def dump_table(table: StepTable) -> str:
     }
     parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
     for name, columns in COLUMNS.items():
+        if name in OPTIONAL and not rows[name]:
+            continue
         body = ",\n".join(f"  {json.dumps(row)}" for row in rows[name])
         parts.append(f'"{name}": {{"columns": {json.dumps(columns)}, "rows": [\n{body}\n]}}')
     parts.append(f'"provenance": {_dump_lines(dict(table.provenance), depth=3)}')
@@ -178,6 +193,7 @@ class _Reader:
             attention=self._attention(),
             real_share=self._real_share(),
             host=self._host(PATHS if captured else PATHS[-1:]),
+            update=self._update(),
             provenance=provenance,
             sha256=sha256,
         )
@@ -245,6 +261,13 @@ class _Reader:
                     f"table 'host' row {number} ({row[0]}): {column} {value} is below the {least} of '{before[0]}'",
                 )
         return {row[0]: HostShare(*row[1:]) for row in rows}
+
+    def _update(self) -> HostShare:
+        if "update" not in self._data:
+            return NO_SHARE
+        rows = self._rows("update")
+        self._require(len(rows) == 1, f"table 'update' has {len(rows)} rows; it has one")
+        return HostShare(*rows[0])
 
     def _rows(self, name: str) -> Rows:
         table = self._field(name)

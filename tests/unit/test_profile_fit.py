@@ -12,6 +12,7 @@ from scipy.optimize import lsq_linear
 from simmoe.errors import ProfileError
 from simmoe.profiles.fit import fit_table
 from simmoe.profiles.monotone import monotone_grid
+from simmoe.profiles.recorded_steps import Update
 from simmoe.profiles.regression import fit_cells
 from simmoe.profiles.residuals import Predictor, residuals
 from simmoe.profiles.samples import Sample
@@ -157,6 +158,14 @@ def test_the_host_is_as_slow_as_in_the_calibration_recording() -> None:
     assert [row["num_samples"] for row in facts["residuals"] if row["source"] == "recorded"] == [len(held_out)]
     without = fit_table([(engine.header(), engine.samples())], "x", "synthetic", "x")
     assert (table.decode, table.prefill, table.attention) == (without.decode, without.prefill, without.attention)
+
+
+def test_what_the_host_takes_to_take_a_step_in_is_fitted() -> None:
+    engine = SyntheticEngine()
+    updates = [Update(n, 2.7e-4 + 9e-6 * n) for n in range(1, 200)] + [Update(5, 0.1), Update(9, 0.2)]  # two stalls
+    table = fit_table([(engine.header(), engine.samples())], "x", "synthetic", "x", updates=updates)
+    assert tuple(table.update) == pytest.approx((2.7e-4, 9e-6))
+    assert tuple(fit(engine, engine.samples()).update) == (0.0, 0.0)
 
 
 def test_points_without_graphs_tell_the_hosts_share_and_are_judged_by_it() -> None:

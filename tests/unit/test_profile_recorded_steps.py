@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.recorded_steps import CALIBRATION, is_recording, read_recorded_steps
+from simmoe.profiles.recorded_steps import CALIBRATION, is_recording, read_recorded_steps, read_updates
 from simmoe.profiles.shape import StepShape
 
 COLUMNS = [
@@ -69,6 +69,38 @@ def test_the_hosts_time_to_launch_follows_a_step_of_the_calibration(tmp_path: Pa
     assert [(s.clock, s.held_out) for s in samples[:3]] == [("step", False), ("host", False), ("step", False)]
     assert samples[1].median_s == pytest.approx(0.004) and samples[1].shape == samples[0].shape
     assert all(s.clock == "step" and s.held_out for s in samples[3:])
+
+
+LOOP = {**HEAD, "steps": [*COLUMNS, "device_end_s", "launch_s", "schedule_end_s", "update_end_s"]}
+
+
+def test_taking_a_step_in_begins_when_the_device_is_done_and_the_next_is_launched(tmp_path: Path) -> None:
+    """The first step's tokens came after the second's launch, at 9 ms; the second's after the device, at 15."""
+    first, second = [*FIRST, 0.007, 0.002, 0.001, 0.0105], [*BUSY, 0.015, 0.003, 0.006, 0.0165]
+    third = ["step", 0.0115, 0.02, *BUSY[3:], 0.019, 0.002, 0.012, 0.021]
+    path = written(tmp_path, LOOP, {"recording": CALIBRATION}, first, second, third, third)
+    found = read_updates(path)
+    assert [update.num_seqs for update in found] == [1, 2]
+    assert [update.seconds for update in found] == pytest.approx([0.0015, 0.0015])
+    # other recordings take no part in a fit
+    assert not read_updates(written(tmp_path, LOOP, {"recording": "burst"}, first, second, third, third))
+
+
+def test_where_its_end_was_not_recorded_the_next_but_one_step_begins_when_a_step_was_taken_in(tmp_path: Path) -> None:
+    """The second step's output came 1 ms after the device, so the host was late: only the first tells."""
+    head = {**HEAD, "steps": [*COLUMNS, "device_end_s", "launch_s"]}
+    lines = [[*FIRST, 0.0096, 0.002], [*BUSY, 0.015, 0.002], ["step", 0.0102, 0.02, *BUSY[3:], 0.019, 0.002]]
+    path = written(tmp_path, head, {"recording": CALIBRATION}, *lines, lines[-1])
+    (update,) = read_updates(path)
+    assert update.num_seqs == 1
+    assert update.seconds == pytest.approx(0.0006)
+    assert not read_updates(written(tmp_path, HEAD, {"recording": CALIBRATION}, FIRST, BUSY, BUSY))
+
+
+def test_a_time_that_is_none_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, LOOP, {"recording": CALIBRATION}, [*FIRST, 0.0096, "fast", 0.001, 0.01])
+    with pytest.raises(ProfileError, match=r"run\.jsonl' line 3: launch_s is 'fast', no float and no null"):
+        read_updates(path)
 
 
 def test_a_step_above_the_captured_sizes_ran_eagerly(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_path
 from simmoe.profiles.fit import fit_table
-from simmoe.profiles.recorded_steps import read_recorded_steps
+from simmoe.profiles.recorded_steps import read_recorded_steps, read_updates
 from simmoe.profiles.residuals import residuals
 from simmoe.profiles.samples import read_samples
 from simmoe.profiles.shape import StepShape
@@ -37,7 +37,8 @@ def test_the_shipped_table_is_the_fit_of_its_raw_samples() -> None:
     shipped = load_profile().table
     run = read_samples(RAW / f"{DEFAULT_PROFILE}.jsonl.gz")
     steps = read_recorded_steps(RAW / f"{DEFAULT_PROFILE}-recording.jsonl.gz", shipped.captured_sizes)
-    again = fit_table([run], DEFAULT_PROFILE, "measured", "again", steps)
+    updates = read_updates(RAW / f"{DEFAULT_PROFILE}-recording.jsonl.gz")
+    again = fit_table([run], DEFAULT_PROFILE, "measured", "again", steps, updates)
     assert again.captured_sizes == shipped.captured_sizes
     for grid, other in ((again.prefill, shipped.prefill), (again.decode, shipped.decode)):
         assert (grid.sizes, grid.ks) == (other.sizes, other.ks)
@@ -45,6 +46,7 @@ def test_the_shipped_table_is_the_fit_of_its_raw_samples() -> None:
     assert tuple(again.attention) == pytest.approx(tuple(shipped.attention), rel=1e-2)
     for path, share in again.host.items():
         assert tuple(share) == pytest.approx(tuple(shipped.host[path]), rel=1e-2)
+    assert tuple(again.update) == pytest.approx(tuple(shipped.update), rel=1e-2)
 
 
 def test_it_predicts_the_recorded_run() -> None:

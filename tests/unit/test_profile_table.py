@@ -12,8 +12,10 @@ import pytest
 
 from simmoe.errors import OutputError, ProfileError, UsageError
 from simmoe.profiles.catalog import load_profile, profile_names, profile_path
+from simmoe.profiles.diff import diff_tables
 from simmoe.profiles.shape import StepCost, StepShape
-from simmoe.profiles.table_file import dump_table, read_table, write_table
+from simmoe.profiles.table import NO_SHARE, HostShare
+from simmoe.profiles.table_file import dump_table, parse_table, read_table, write_table
 
 SYNTHETIC = "synthetic-olmoe-split4"
 PATH = profile_path(SYNTHETIC)
@@ -54,6 +56,7 @@ def test_a_changed_cell_changes_one_line_and_order_of_provenance_none() -> None:
 
 
 GRID = [["num_tokens", "tokens"], ["k", "experts"], ["device_s", "s"], ["spread_s", "s"], ["repetitions", "count"]]
+UPDATE = [["base_s", "s"], ["per_seq_s", "s/sequence"]]
 KV = [["num_seqs", "sequences"], ["per_kv_token_s", "s/token"]]
 
 
@@ -100,6 +103,8 @@ KV = [["num_seqs", "sequences"], ["per_kv_token_s", "s/token"]]
         ),
         (with_rows("real_share", [["prefill", 1, 0.5], ["mixed", 1, 0.5]]), "row 2: kind is 'mixed'"),
         (with_rows("real_share", [["decode", 8, 0.5], ["decode", 4, 0.5]]), "row 2: size 4 after 8"),
+        ({"update": {"columns": UPDATE, "rows": [[1.0, 0.0]] * 2}}, "table 'update' has 2 rows"),
+        ({"update": {"columns": UPDATE[:1], "rows": [[1.0]]}}, "table 'update' has no column 'per_seq_s'"),
         (with_rows("host", [["full", 1.0, 0.0]]), "it must have ['full', 'piecewise', 'eager']"),
         (
             with_rows("host", [["full", 1.0, 0.0], ["piecewise", 0.5, 0.0], ["eager", 2.0, 0.0]]),
@@ -113,6 +118,16 @@ def test_a_fault_is_named(tmp_path: Path, change: dict[str, Any], message: str) 
     assert message in str(error.value)
     assert "broken.json" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_the_host_takes_to_take_a_step_in_may_be_absent() -> None:
+    table = read_table(PATH)
+    assert "update" not in json.loads(PATH.read_text())
+    assert table.update == NO_SHARE
+    known = replace(table, update=HostShare(2.7e-4, 9e-6))
+    assert parse_table(dump_table(known).encode(), "x").update == known.update
+    changed = diff_tables(table, known)
+    assert [change.name for change in changed.terms] == ["update base_s", "update per_seq_s"]
 
 
 def test_a_missing_table_or_file_is_named(tmp_path: Path) -> None:

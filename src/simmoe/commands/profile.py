@@ -94,7 +94,7 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
 
     from simmoe.commands.profile_view import residual_table
     from simmoe.profiles.fit import fit_table
-    from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps
+    from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps, read_updates
     from simmoe.profiles.samples import read_samples
     from simmoe.profiles.table_file import write_table
 
@@ -102,10 +102,12 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
     if not runs:
         raise UsageError(f"no sample file among {', '.join(map(str, raw))}; a table is fitted to at least one")
     header = runs[0][0]
-    recorded = [step for path in raw if is_recording(path) for step in read_recorded_steps(path, header.captured_sizes)]
+    recordings = [path for path in raw if is_recording(path)]
+    recorded = [step for path in recordings for step in read_recorded_steps(path, header.captured_sizes)]
+    updates = [update for path in recordings for update in read_updates(path)]
     status = "synthetic" if synthetic else "measured"
     summary = summary or f"{header.model} on {header.card}"
-    table = fit_table(runs, name or out.stem, status, summary, recorded)
+    table = fit_table(runs, name or out.stem, status, summary, recorded, updates)
     write_table(out, table)
     Console().print(residual_table(table.provenance["fit"]["residuals"]))
     click.echo(f"wrote {out}", err=True)
