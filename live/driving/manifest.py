@@ -9,6 +9,7 @@ from typing import Any
 
 from simmoe.live.server.launch import EngineLaunch
 from simmoe.policies.registry import PolicyChoice
+from simmoe.profiles.catalog import load_profile
 from simmoe.traces.spec import WorkloadSpec
 
 
@@ -35,7 +36,7 @@ def engine_manifest(
         "versions": {**versions, **live_versions()},
         "workload": {"spec": spec.as_dict(), **source},
         "config": {"num_ranks": num_ranks, "k_max": launch.k_max},
-        "profile": {"name": launch.profile},
+        "profile": {"name": launch.profile, "sha256": load_profile(launch.profile).sha256},
         "policy": {
             "given": choice.text, "parameters": choice.parameters, "files": choice.files, "clairvoyant": False,
         },

