@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from simmoe.commands.compare import compare
+from simmoe.commands.front_end import front_end_times, read_clocks
 from simmoe.commands.live import run as live_run
 from simmoe.commands.notes import describe_extrapolation, versions
 from simmoe.commands.out_folder import refuse_empty
@@ -51,7 +52,11 @@ def _validate(
             err=True,
         )
     with record_folder(str(folder / "sim"), {"live": record.manifest}) as sim:
-        simulated, note = simulate_like(record, loaded, believed=believed)
+        clocks = read_clocks(Path(live))
+        if clocks is None:
+            click.echo("the record keeps no clocks of its front ends: their times are the profile's", err=True)
+        front_end = None if clocks is None else front_end_times(record, clocks)
+        simulated, note = simulate_like(record, loaded, front_end, believed)
         # paths stay such, so that the run can be repeated
         simulated.manifest["profile"]["name"] = profile
         simulated.manifest["policy_profile"]["name"] = policy_profile or profile

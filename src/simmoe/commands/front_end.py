@@ -1,0 +1,130 @@
+"""A front end's times, from the clocks that a live record keeps of each request.
+
+They are taken from stamps that no queue of the engine's is in: how long a request that is alone in its front end takes
+to the engine, how far apart requests that wait for it leave it, how long a first token takes from the engine, having
+taken in its step, to the client.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from simmoe.live.driving.recording import CLOCKS_FILE
+from simmoe.records import Columns, RunRecord
+from simmoe.simulator.config import FrontEndConfig
+
+FloatArray = npt.NDArray[np.float64]
+
+_LEAST = 1.0
+"""Per cent: of many times, so many are left out below the least, which may be a clock's jitter."""
+
+_ROUNDS = 50
+"""Rounds after which who waited is settled; a few suffice."""
+
+
+def read_clocks(folder: Path) -> Columns | None:
+    """Return the further times of a record's requests, a row a request in the record's order; None without any."""
+    path = folder / CLOCKS_FILE
+    if not path.exists():
+        return None
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in (rows[0] if rows else ()) if name.endswith("_s")]
+    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+
+
+def front_end_times(
+    record: RunRecord, clocks: Mapping[str, FloatArray], service_s: float | None = None
+) -> FrontEndConfig:
+    """Return what the front ends of a live run added to what its engines took.
+
+    * Requests that come to an idle front end take ``ingress_s`` and ``ingress_service_s`` to the engine's queue: to its
+      process, and from there at the least what one takes that is not held up by the engine's loop.
+    * The time from when the engine has taken in a step to its first tokens' arrival at the client is a line in the
+      step's tokens, through the means of the lower and of the upper half of the tokens.
+
+    Args:
+        record: of a live run, its requests' dispatch known.
+        clocks: from :func:`read_clocks`.
+        service_s: work on a request; None: that of this run.
+    """
+    requests = record.requests
+    heard = ~np.isnan(clocks["first_output_s"]) & ~np.isnan(clocks["queued_s"])
+    if service_s is None:
+        service_s = service_time(record)
+    handed_s = requests["dispatched_s"] - requests["arrival_s"]
+    alone_s = handed_s[heard & ~_waited(record, service_s)]
+    taken_s = float(np.percentile((clocks["queued_s"] - requests["dispatched_s"])[heard], _LEAST))
+    egress_s = (requests["first_token_s"] - clocks["first_output_s"])[heard]
+    constant_s, per_token_s = _line(_step_tokens(record, clocks)[heard], egress_s)
+    return FrontEndConfig(
+        ingress_s=max(0.0, float(np.mean(alone_s)) - service_s + max(0.0, taken_s)),
+        egress_s=constant_s,
+        ingress_service_s=service_s,
+        egress_per_token_s=per_token_s,
+    )
+
+
+def service_time(record: RunRecord) -> float:
+    """Return the seconds a front end works on a request: the mean distance of those that wait for it; 0: none did."""
+    gaps_s = _gaps(record)
+    service_s, before_s = _least_ingress(record), np.inf
+    for _ in range(_ROUNDS):
+        waited = _waited(record, service_s)
+        service_s, before_s = float(np.mean(gaps_s[waited])) if waited.any() else 0.0, service_s
+        if service_s == before_s:
+            break
+    return service_s
+
+
+def _waited(record: RunRecord, service_s: float) -> npt.NDArray[np.bool_]:
+    """[num_requests] whether a request came while its front end worked on the one before."""
+    requests = record.requests
+    came_s = requests["arrival_s"] + _least_ingress(record) - service_s
+    waited: npt.NDArray[np.bool_] = came_s < requests["dispatched_s"] - _gaps(record)
+    return waited
+
+
+def _gaps(record: RunRecord) -> FloatArray:
+    """[num_requests] seconds from when the request before left the front end of the rank; infinite for the first."""
+    dispatched_s, ranks = record.requests["dispatched_s"], record.requests["dp_rank"]
+    gaps_s = np.full(len(ranks), np.inf)
+    for rank in np.unique(ranks):
+        mine = np.flatnonzero(ranks == rank)
+        mine = mine[np.argsort(dispatched_s[mine], kind="stable")]
+        gaps_s[mine[1:]] = np.diff(dispatched_s[mine])
+    return gaps_s
+
+
+def _least_ingress(record: RunRecord) -> float:
+    return float(np.nanmin(record.requests["dispatched_s"] - record.requests["arrival_s"]))
+
+
+def _step_tokens(record: RunRecord, clocks: Mapping[str, FloatArray]) -> FloatArray:
+    """[num_requests] tokens handed over with each request's first: its step's; 0 where steps are not known."""
+    steps, ranks = record.steps, record.requests["dp_rank"]
+    tokens = np.zeros(len(ranks))
+    if steps is None:
+        return tokens
+    for rank in np.unique(ranks[ranks >= 0]):
+        made = (steps["dp_rank"] == rank) & (steps["num_prefill_tokens"] > 0)
+        ends_s = steps["start_s"][made] + steps["duration_s"][made]
+        mine = np.flatnonzero(ranks == rank)
+        step = np.searchsorted(ends_s, clocks["first_output_s"][mine], side="right") - 1
+        tokens[mine] = steps["num_decode_tokens"][made][np.maximum(0, step)] + 1
+    return tokens
+
+
+def _line(tokens: FloatArray, seconds: FloatArray) -> tuple[float, float]:
+    """Return the constant and the slope, neither below 0, through the means of both halves of the tokens."""
+    few = tokens <= np.median(tokens)
+    if few.all():
+        return max(0.0, float(np.mean(seconds))), 0.0
+    (few_tokens, few_s), (many_tokens, many_s) = ((np.mean(tokens[h]), np.mean(seconds[h])) for h in (few, ~few))
+    slope_s = max(0.0, float((many_s - few_s) / (many_tokens - few_tokens)))
+    return max(0.0, float(np.mean(seconds) - slope_s * np.mean(tokens))), slope_s
