@@ -1,11 +1,15 @@
-"""The shipped profile is what its raw samples give, and predicts the run that took no part in it."""
+"""The shipped profiles are what their raw samples give, and predict the runs that took no part in them."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_path
+from simmoe.cli import run
+from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile, profile_names, profile_path
 from simmoe.profiles.fit import fit_table
 from simmoe.profiles.recorded_steps import read_recorded_steps, read_updates
 from simmoe.profiles.residuals import residuals
@@ -13,32 +17,67 @@ from simmoe.profiles.samples import read_samples
 from simmoe.profiles.shape import StepShape
 
 RAW = profile_path(DEFAULT_PROFILE).parent / "raw"
+MEASURED = [name for name in profile_names() if load_profile(name).status == "measured"]
+PAGE = Path(__file__).parents[2] / "docs" / "profiles.md"
 
 
-def test_the_default_profile_is_measured_and_complete() -> None:
+def test_the_default_profile_is_measured() -> None:
     profile = load_profile()
-    (run,) = profile.provenance["runs"]
     assert (profile.name, profile.status, profile.label) == (DEFAULT_PROFILE, "measured", DEFAULT_PROFILE)
     assert (profile.k_max, profile.block_size) == (32, 16)
-    assert profile.num_gpu_blocks == run["num_gpu_blocks"]
-    assert run["card"] == "NVIDIA H200" and run["versions"]["vllm"] == "0.32.0"
-    assert "nearest to the eager logits of the k named" in run["k_check"]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_measured_profile_is_complete(name: str) -> None:
+    profile = load_profile(name)
+    (header,) = profile.provenance["runs"]
+    assert profile.num_gpu_blocks == header["num_gpu_blocks"]
+    assert header["card"] == "NVIDIA H200" and header["versions"]["vllm"] == "0.32.0"
+    assert "nearest to the eager logits of the k named" in header["k_check"] and "NOT PROVED" not in header["k_check"]
     cost = profile.cost()
-    for n in (16, 512, 8192):
-        for k in (1, 32):
+    most, seqs = header["engine_flags"]["max_num_batched_tokens"], header["engine_flags"]["max_num_seqs"]
+    for n in (16, 512, most):
+        for k in (1, profile.k_max):
             cost.prefill_s(n, k)
-    cost.step_s(StepShape(num_decode_seqs=1024, decode_kv_tokens=10**6, k_exec=16))
+    cost.step_s(StepShape(num_decode_seqs=seqs, decode_kv_tokens=10**6, k_exec=profile.k_max // 2))
     assert cost.extrapolated == {}
-    cost.prefill_s(8193, 32)
+    cost.prefill_s(most + 1, profile.k_max)
     assert cost.extrapolated == {"prefill_tokens": 1}
 
 
-def test_the_shipped_table_is_the_fit_of_its_raw_samples() -> None:
-    shipped = load_profile().table
-    run = read_samples(RAW / f"{DEFAULT_PROFILE}.jsonl.gz")
-    steps = read_recorded_steps(RAW / f"{DEFAULT_PROFILE}-recording.jsonl.gz", shipped.captured_sizes)
-    updates = read_updates(RAW / f"{DEFAULT_PROFILE}-recording.jsonl.gz")
-    again = fit_table([run], DEFAULT_PROFILE, "measured", "again", steps, updates)
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_step_never_gets_cheaper_by_getting_more_to_do(name: str) -> None:
+    """On the table as it ships: neighbours along every coordinate, within the grid and beyond."""
+    table = load_profile(name).table
+    cost = load_profile(name).cost()
+    rng = np.random.default_rng(0)
+    largest = table.prefill.sizes[-1]
+    for _ in range(2000):
+        tokens, decodes = (int(n) for n in np.exp(rng.uniform(0, np.log(1.3 * largest), 2)))
+        prefill = int(rng.integers(2)) * tokens
+        prompts = int(rng.integers(1, prefill + 1)) if prefill else 0
+        shape = StepShape(
+            prefill,
+            prefill * int(rng.integers(1, 3000)) if prefill else 0,
+            prompts,
+            decodes if rng.integers(2) or not prefill else 0,
+            0,
+            int(rng.integers(1, table.k_max + 3)),
+        )
+        shape = shape._replace(decode_kv_tokens=shape.num_decode_seqs * int(rng.integers(1, 5000)))
+        step_s = cost.step_s(shape)
+        for field, value in zip(shape._fields, shape, strict=True):
+            if value or field == "num_decode_seqs":
+                assert cost.step_s(shape._replace(**{field: value + 1})) >= step_s * (1 - 1e-12), (shape, field)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_shipped_table_is_the_fit_of_its_raw_samples(name: str) -> None:
+    shipped = load_profile(name).table
+    samples = read_samples(RAW / f"{name}.jsonl.gz")
+    steps = read_recorded_steps(RAW / f"{name}-recording.jsonl.gz", shipped.captured_sizes)
+    updates = read_updates(RAW / f"{name}-recording.jsonl.gz")
+    again = fit_table([samples], name, "measured", "again", steps, updates)
     assert again.captured_sizes == shipped.captured_sizes
     for grid, other in ((again.prefill, shipped.prefill), (again.decode, shipped.decode)):
         assert (grid.sizes, grid.ks) == (other.sizes, other.ks)
@@ -49,7 +88,15 @@ def test_the_shipped_table_is_the_fit_of_its_raw_samples() -> None:
     assert tuple(again.update) == pytest.approx(tuple(shipped.update), rel=1e-2)
 
 
-def test_it_predicts_the_recorded_run() -> None:
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_layer_alone_is_of_the_same_model(name: str) -> None:
+    times = layer_times_of(name, load_profile(name).table)
+    if times is None:
+        pytest.skip("the MoE layer alone was not timed")
+    assert times.rows
+
+
+def test_the_default_profile_predicts_the_recorded_run() -> None:
     table = load_profile().table
     recorded = read_recorded_steps(RAW / f"{DEFAULT_PROFILE}-recording.jsonl.gz", table.captured_sizes)
     steps = [step for step in recorded if step.held_out]  # those of the calibration recording took part in the fit
@@ -61,3 +108,20 @@ def test_it_predicts_the_recorded_run() -> None:
     cost = load_profile().cost()
     predicted_s, measured_s = sum(cost.step_s(s.shape) for s in steps), sum(s.median_s for s in steps)
     assert predicted_s == pytest.approx(measured_s, rel=0.01)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_docs_print_the_check_as_the_command_does(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    run(["profile", "check", name])
+    printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"\n## {name}\n" in page
+    (block,) = re.findall(
+        rf"^```console\n\$ simmoe profile check {re.escape(name)}\n(.*?)\n```$", page, flags=re.MULTILINE | re.DOTALL
+    )
+    assert block.strip() == printed.strip(), "put what 'simmoe profile check' prints into docs/profiles.md"
+    for picture in (f"profile-{name}.png", f"check-{name}.png"):
+        assert (PAGE.parent / picture).exists() and f"({picture})" in page

@@ -93,6 +93,9 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
             f"host, {path}",
             f"{share.base_s * 1e3:.3f} ms, {share.per_seq_s * 1e6:.2f} us a sequence",
         )
+    if any(table.update):
+        base_s, per_seq_s = table.update
+        terms.add_row("of it, taking tokens in", f"{base_s * 1e3:.3f} ms, {per_seq_s * 1e6:.2f} us a sequence")
     yield terms
     residuals = profile.provenance.get("fit", {}).get("residuals")
     if residuals:
