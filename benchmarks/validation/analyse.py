@@ -48,6 +48,7 @@ def main() -> None:
     if arguments.csv:
         _write_csv(arguments.csv, runs)
     if arguments.figures:
+        arguments.figures.mkdir(parents=True, exist_ok=True)
         online = [run for run in runs if not run.offline]
         name = f"validation-{arguments.records.name}"
         draw_loads(arguments.figures / f"{name}-loads.png", online)
