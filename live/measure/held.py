@@ -24,11 +24,16 @@ LEAST_SHARE = 0.5
 
 
 class HeldPoints:
-    """Measures points with the device held."""
+    """Measures points with the device held.
+
+    A step of more kernels than the device's queue takes, about a thousand, cannot be launched whole before it begins: its
+    launch ends after any hold. Where no step of a point was launched in time twice, no more of its path is measured.
+    """
 
     def __init__(self, engine: MeasuredEngine) -> None:
         self._engine = engine
         self._hold_s = dict(FIRST_HOLD_S)
+        self._given_up: set[str] = set()
 
     async def measure(
         self,
@@ -46,7 +51,8 @@ class HeldPoints:
         """
         path = self._path(group, eager=eager)
         steps: list[TimedStep] = []
-        for _ in range(2):
+        launched = 0
+        for _ in range(0 if path in self._given_up else 2):
             hold_s = self._hold_s[path]
             await self._engine.call_worker("hold_device", hold_s)
             try:
@@ -55,10 +61,13 @@ class HeldPoints:
                 await self._engine.call_worker("hold_device", 0.0)
             held = held_steps(timed, hold_s)
             steps += held.steps
+            launched += len(held.launches_s)
             if held.launches_s:
                 self._hold_s[path] = min(OVER_LAUNCH * float(np.quantile(held.launches_s, 0.9)), LONGEST_HOLD_S)
             if len(held.steps) >= LEAST_SHARE * len(held.launches_s):
                 break
+        if launched and not steps:
+            self._given_up.add(path)
         return steps
 
     def _path(self, group: Mapping[Any, list[int]], *, eager: bool) -> str:

@@ -138,10 +138,16 @@ def test_what_was_not_launched_in_time_is_measured_again_with_a_longer_hold() ->
     assert engine.holds == pytest.approx([FIRST_HOLD_S["full"], 0.0, OVER_LAUNCH * engine.launch_s, 0.0])
 
 
-def test_a_host_too_slow_for_any_hold_gives_no_steps() -> None:
+def test_what_no_hold_covers_is_given_up_and_other_paths_are_not() -> None:
     engine = Engine((8, 64), 2 * LONGEST_HOLD_S)
-    assert take(HeldPoints(engine), engine, DecodePoint(8, 512)) == []  # type: ignore[arg-type]
+    points = HeldPoints(engine)  # type: ignore[arg-type]
+    assert take(points, engine, DecodePoint(8, 512)) == []
     assert engine.holds == pytest.approx([FIRST_HOLD_S["full"], 0.0, LONGEST_HOLD_S, 0.0])
+    engine.holds.clear()
+    assert take(points, engine, DecodePoint(4, 512)) == []
+    assert not engine.holds
+    engine.launch_s = 1e-3
+    assert len(take(points, engine, PrefillPoint(64))) == 5
 
 
 def test_the_device_is_let_go_where_measuring_fails() -> None:
