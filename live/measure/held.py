@@ -26,8 +26,8 @@ LEAST_SHARE = 0.5
 class HeldPoints:
     """Measures points with the device held.
 
-    A step of more kernels than the device's queue takes, about a thousand, cannot be launched whole before it begins: its
-    launch ends after any hold. Where no step of a point was launched in time twice, no more of its path is measured.
+    A step of more kernels than the device's queue takes, about a thousand, cannot be launched whole before it begins:
+    its launch ends after any hold. Where none of a point's steps was launched in time twice, its path is given up.
     """
 
     def __init__(self, engine: MeasuredEngine) -> None:
