@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from compared import Compared, disagreements
-from front_end import front_end_times
 from pictures import draw_distributions, draw_loads
 from plan import EXPERIMENTS, FRONT_END, Cell, Experiment
 from sensitivity import magnification, spread
@@ -24,6 +23,7 @@ from sensitivity import magnification, spread
 from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES
 from simmoe.commands.counterfactual import find_causes
+from simmoe.commands.front_end import front_end_times, read_clocks, service_time
 from simmoe.commands.validate import simulate_like
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.records import MANIFEST, RunRecord, read_record
@@ -69,7 +69,10 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
     }
     profile = load_profile(name)
     told = str(folder / POLICY_PROFILE) if (folder / POLICY_PROFILE).exists() else name
-    front_end = front_end_times(records[f"{FRONT_END}-burst"], records[f"{FRONT_END}-load"])
+    clocks = read_clocks(folder / f"{FRONT_END}-load")
+    assert clocks is not None, "no record without them is made here"
+    service_s = service_time(records[f"{FRONT_END}-burst"])
+    front_end = front_end_times(records[f"{FRONT_END}-load"], clocks, service_s)
     times = {field: round(1e3 * value, 4) for field, value in asdict(front_end).items() if "gress" in field}
     print("front end, ms:", times, file=sys.stderr)
     compared = []
