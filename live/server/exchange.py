@@ -19,6 +19,7 @@ MAX_EVENT_BYTES = 16 * 1024 * 1024
 _PASSED_HEADERS = ("x-request-id", "retry-after")
 _EVENT_END = b"\n\n"
 _ERROR_EVENT = b'data: {"error"'
+_LAST_EVENT = b"data: [DONE]\n\n"
 
 
 class Outcome(Enum):
@@ -56,6 +57,7 @@ class Exchange(Listener):
         self._extra_headers = extra_headers
         self._is_stream = self._is_held = False
         self._kept: list[bytes] = []
+        self._last_sent = b""
 
     @property
     def has_started(self) -> bool:
@@ -87,6 +89,8 @@ class Exchange(Listener):
             connection.abort()
         if self._is_gone:
             return Outcome.GONE
+        if self._last_sent.endswith(_LAST_EVENT):
+            is_complete = True  # whatever else was lost, the client has the whole answer
         if not is_complete and self.has_started:
             message = f"{who} was lost while it answered; what came before is all there is"
             self._end_stream_with(error_body(502, message))
@@ -157,6 +161,7 @@ class Exchange(Listener):
                 self._kept.insert(0, data)
                 return
             self._start()
+        self._last_sent = data
         self._client.write(data)
 
     # -------------------------------------------------------------------------------------------- the client's listener

@@ -255,6 +255,17 @@ def test_a_killed_replica(deployment: Deployment, tmp_path: Path) -> None:
     assert inflight(deployment) == 0
 
 
+def test_a_replica_killed_after_its_last_event_has_answered(deployment: Deployment, tmp_path: Path) -> None:
+    """The client has everything: no error follows, nor a second end."""
+    stream = deployment.stream(max_tokens=3, stub={"hold": str(tmp_path / "never"), "hold_at": 3})
+    assert [stream.event() for _ in range(4)][-1] == "[DONE]"
+    pid = deployment.replica_pid(stream.rank)
+    assert deployment.kill(stream.rank, lambda: os.kill(pid, signal.SIGKILL)) <= NOTICED_S
+    assert stream.rest() == []
+    assert deployment.metric("simmoe_requests_total", outcome="answered") == 1
+    assert deployment.metric("simmoe_requests_total", outcome="broken") == 0
+
+
 def drained(stream: Stream) -> tuple[Stream, list[Any]]:
     return stream, stream.rest()
 
@@ -275,14 +286,15 @@ def test_nobody_hangs_vanishes_or_is_answered_twice(deployment: Deployment) -> N
 
     def fate_of(stream: Stream) -> str:
         if stream.status != 200:
-            return "refused" if stream.status == 503 else "?"
+            return "refused" if stream.status == 503 else f"status {stream.status}"
         *events, done = stream.rest()
         tokens = [event["choices"][0]["text"] for event in events if "choices" in event]
-        if done != "[DONE]" or tokens != [f"t{i} " for i in range(len(tokens))]:
-            return "?"
-        if len(tokens) == len(events):
-            return "whole" if len(tokens) == 10 else "?"
-        return "broken" if "error" in events[-1] and len(tokens) == len(events) - 1 else "?"
+        if done == "[DONE]" and tokens == [f"t{i} " for i in range(len(tokens))]:
+            if len(tokens) == len(events) == 10:
+                return "whole"
+            if len(tokens) == len(events) - 1 and "error" in events[-1]:
+                return "broken"
+        return f"{events} {done}"
 
     def client() -> None:
         while not stop.is_set():

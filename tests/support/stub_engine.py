@@ -111,6 +111,8 @@ class StubEngine(Listener):
             usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": count}}
             client.write(b"data: " + json.dumps(usage).encode() + b"\n\n")
         client.write(b"data: [DONE]\n\n")
+        if script.get("hold_at") == count:
+            await self.hold(script, client)
         client.end_stream()
 
     def connection(self) -> ClientConnection:
