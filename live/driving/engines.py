@@ -10,21 +10,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
-
 from simmoe.errors import LiveError
 from simmoe.live.driving.conversation import Engine
 from simmoe.live.driving.life import Life
-from simmoe.live.driving.replay import FIRST_TOKEN_ID
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.server.dispatch import Counts, Dispatcher
 from simmoe.live.server.launch import EngineLaunch, visible_gpus
+from simmoe.live.server.warm_up import random_prompt, warm_up_batches
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyChoice
 from simmoe.policies.views import RequestView
-
-_SHORT_TOKENS = 16
-"""Of the prompts and outputs of the batch that warms up decoding."""
 
 
 class LocalEngines:
@@ -81,25 +76,12 @@ class LocalEngines:
         await asyncio.gather(*(self._warm_up(engine) for engine in self._engines))
 
     async def _warm_up(self, engine: Engine) -> None:
-        facts = engine.facts
-        longest = min(facts["max_num_batched_tokens"], facts["max_model_len"] - 2)
-        lengths = [1 << power for power in range(longest.bit_length() - 1)] + [longest]
-        # without graphs each budget has kernels of its own on a GPU, and none on a CPU
-        ks = facts["captured_ks"] or range(1 if visible_gpus() else facts["k_max"], facts["k_max"] + 1)
-        for k in ks:
-            for length in lengths:
-                await self._serve_for_warm_up(engine, length, 2, k)
-        batch = (
-            self._serve_for_warm_up(engine, _SHORT_TOKENS, _SHORT_TOKENS, 1 + i % facts["k_max"])
-            for i in range(_largest_batch(facts))
-        )
-        await asyncio.gather(*batch)
+        for batch in warm_up_batches(engine.facts, is_gpu=bool(visible_gpus())):
+            await asyncio.gather(*(self._serve_for_warm_up(engine, *request) for request in batch))
 
     async def _serve_for_warm_up(self, engine: Engine, prompt_tokens: int, output_tokens: int, k: int) -> None:
-        tokens = np.random.default_rng(prompt_tokens).integers(
-            FIRST_TOKEN_ID, engine.facts["vocab_size"], prompt_tokens
-        )
-        await engine.send(life := Life(-1), tokens.tolist(), output_tokens, k)
+        prompt = random_prompt(prompt_tokens, engine.facts["vocab_size"])
+        await engine.send(life := Life(-1), prompt, output_tokens, k)
         if life.status != "finished":
             raise LiveError(f"engine {engine.rank} failed to warm up with {prompt_tokens} tokens: {life.reason}")
 
@@ -119,12 +101,6 @@ class LocalEngines:
         dispatcher.set_up(range(num_ranks))
         for engine in self._engines[:num_ranks]:
             engine.on_counts = _publisher(dispatcher, engine)
-
-
-def _largest_batch(facts: dict[str, Any]) -> int:
-    """Return how many short requests an engine can run at once; at most 128 on a CPU, which waits for no memory."""
-    fit = (facts["num_gpu_blocks"] - 1) // (1 + 2 * _SHORT_TOKENS // facts["block_size"])
-    return int(min(facts["max_num_seqs"] if visible_gpus() else 128, max(1, fit)))
 
 
 def _publisher(dispatcher: Dispatcher, engine: Engine) -> Callable[[Counts, int], None]:

@@ -9,10 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from simmoe.live.driving.life import Life, Target
+from simmoe.live.server.warm_up import FIRST_TOKEN_ID
 from simmoe.traces.workload import Workload
-
-FIRST_TOKEN_ID = 2
-"""Random prompts are drawn from here up: the ids below mean padding or an end in many vocabularies."""
 
 _LEAD_S = 0.05
 """From the call to the first arrival."""

@@ -14,6 +14,8 @@ from simmoe.errors import UsageError
 from simmoe.live.engine.policy_options import POLICY_KEY
 from simmoe.live.engine.transport import CONFIG_KEY
 from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES
+from simmoe.live.server.upstream import Address
+from simmoe.live.server.warm_up import warm_up
 from simmoe.policies.registry import PolicyChoice
 
 Graphs = Literal["keyed", "default", "none"]
@@ -60,6 +62,14 @@ class Launch(Protocol):
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return the environment of that process."""
+        ...
+
+    async def warm_up(self, address: Address, facts: Mapping[str, Any]) -> None:
+        """Have an engine that is up do what it would do for the first time while it serves.
+
+        Raises:
+            OSError: it does not answer.
+        """
         ...
 
 
@@ -134,6 +144,10 @@ class EngineLaunch:
     def environment(self, rank: int) -> dict[str, str]:
         """Return the environment of one engine's process; the endpoint before it asks for keys, so it does not."""
         return {**os.environ, **self._device(rank), "VLLM_API_KEY": ""}
+
+    async def warm_up(self, address: Address, facts: Mapping[str, Any]) -> None:
+        """Have an engine run each budget and size of a step, see :func:`simmoe.live.server.warm_up.warm_up`."""
+        await warm_up(address, facts, is_gpu=bool(visible_gpus()))
 
     def _device(self, rank: int) -> Mapping[str, str]:
         gpus = visible_gpus()

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,10 +151,17 @@ class LocalReplica(Replica):
         command: starts it.
         environment: its variables.
         log_path: takes its output.
+        warm_up: given its address and facts once it answers, before it is sent requests.
     """
 
     def __init__(
-        self, rank: int, address: Address, command: Sequence[str], environment: Mapping[str, str], log_path: Path
+        self,
+        rank: int,
+        address: Address,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        warm_up: Callable[[Address, Mapping[str, Any]], Awaitable[None]],
     ) -> None:
         super().__init__(rank, address)
         self.num_starts = 0
@@ -162,6 +169,7 @@ class LocalReplica(Replica):
         self._command = command
         self._environment = environment
         self._log_path = log_path
+        self._warm_up = warm_up
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
@@ -229,9 +237,15 @@ class LocalReplica(Replica):
     async def _start_and_watch(self) -> str:
         while True:  # loading a model takes as long as it takes; a process that ends is noticed by its exit
             with contextlib.suppress(OSError):
-                if (await self._prober.ask(UNRESPONSIVE_S)).is_healthy:
-                    return await self._watch()
+                answer = await self._prober.ask(UNRESPONSIVE_S)
+                if answer.is_healthy:
+                    break
             await asyncio.sleep(PUBLISH_INTERVAL_S)
+        try:
+            await self._warm_up(self.address, answer.facts)
+        except OSError as error:
+            return f"it was lost while it was warmed up ({type(error).__name__})"
+        return await self._watch()
 
     def _kill(self) -> None:
         """Kill the process and all it started: an orphaned engine core would keep the GPU's memory."""

@@ -152,7 +152,8 @@ def _make_replicas(serving: Serving, sockets: Path, logs: Path) -> list[Replica]
     for rank in range(launch.num_ranks):
         uds = str(sockets / f"replica{rank}.sock")
         command, environment = launch.command(rank, uds), launch.environment(rank)
-        replicas.append(LocalReplica(rank, Address("", uds=uds), command, environment, logs / f"replica{rank}.log"))
+        log_path = logs / f"replica{rank}.log"
+        replicas.append(LocalReplica(rank, Address("", uds=uds), command, environment, log_path, launch.warm_up))
     return replicas
 
 

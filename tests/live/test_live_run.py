@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 from simmoe.live.driving.lag import MEAN_SHARE, P99_SHARE, judge_lag
 from simmoe.live.driving.life import Life
 from simmoe.live.driving.recording import rank_totals, request_columns, step_columns
-from simmoe.live.driving.replay import FIRST_TOKEN_ID, random_prompts, replay
+from simmoe.live.driving.replay import random_prompts, replay
 from simmoe.live.engine.steps import StepRecord
+from simmoe.live.server.warm_up import FIRST_TOKEN_ID
 from simmoe.profiles.catalog import load_profile
 from simmoe.records import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, check_columns, read_record
 from simmoe.traces.workload import Workload

@@ -104,6 +104,9 @@ def check_device_clock(deployment: Deployment) -> None:
     for facts in ranks.values():
         steps = [StepRecord(*row) for row in facts["steps"]]
         assert facts["device_clock"] and steps
+        # it was warmed up before it was asked anything: the longest prompt, the largest batch
+        assert max(step.num_prefill_tokens for step in steps) >= facts["max_model_len"] - 2
+        assert max(step.num_decode_seqs for step in steps) > 16
         for step in steps:
             assert step.device_start_s is not None and step.device_end_s is not None
             assert step.schedule_start_s <= step.device_start_s <= step.device_end_s <= step.update_end_s

@@ -6,12 +6,15 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from simmoe.commands.serve import LOG_FORMAT, PolicyErrors
 from simmoe.errors import SimmoeError
 from simmoe.live.server.router import RouterOptions
 from simmoe.live.server.serving import Serving, serve
+from simmoe.live.server.upstream import Address
 from simmoe.policies.registry import parse_policy
 
 
@@ -32,6 +35,9 @@ class StubLaunch:
     def environment(self, rank: int) -> dict[str, str]:
         """Return this process's own."""
         return dict(os.environ)
+
+    async def warm_up(self, address: Address, facts: Mapping[str, Any]) -> None:
+        """Do nothing: a stub's first answer is like any other."""
 
 
 def main() -> int:

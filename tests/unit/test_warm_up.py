@@ -1,0 +1,58 @@
+"""What an engine is made to do before it serves."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+if find_spec("httptools") is None:
+    pytest.skip("the server is not installed: pip install 'simmoe[serve]'", allow_module_level=True)
+
+from simmoe.live.server.warm_up import FIRST_TOKEN_ID, random_prompt, warm_up_batches
+
+FACTS = st.fixed_dictionaries(
+    {
+        "k_max": st.integers(1, 32),
+        "captured_ks": st.just([]) | st.just([1, 8, 32]),
+        "max_num_batched_tokens": st.integers(1, 16384),
+        "max_model_len": st.integers(3, 32768),
+        "max_num_seqs": st.integers(1, 1024),
+        "num_gpu_blocks": st.integers(3, 100_000),
+        "block_size": st.sampled_from([16, 32, 128]),
+    }
+)
+
+
+@given(FACTS, st.booleans())
+def test_every_budget_runs_every_size_class_and_the_largest_batch_fits(facts: dict[str, Any], is_gpu: bool) -> None:
+    *sizes, largest = warm_up_batches(facts, is_gpu=is_gpu)
+    if facts["captured_ks"]:
+        ks = set(facts["captured_ks"])
+    else:
+        ks = set(range(1, facts["k_max"] + 1)) if is_gpu else {facts["k_max"]}
+    assert {request.k for batch in sizes for request in batch} == ks
+    for k in ks:
+        steps = [sum(request.prompt_tokens for request in batch) for batch in sizes if batch[0].k == k]
+        # a class is the sizes up to twice another: none between neighbours that has not been run at
+        assert steps[0] == 1
+        assert all(before < after <= 2 * before for before, after in pairwise(steps))
+        assert steps[-1] == facts["max_num_batched_tokens"]
+    for batch in [*sizes, largest]:
+        assert all(r.prompt_tokens > 0 and r.prompt_tokens + r.output_tokens <= facts["max_model_len"] for r in batch)
+    blocks = sum(-(-(r.prompt_tokens + r.output_tokens) // facts["block_size"]) for r in largest)
+    assert 1 <= len(largest) <= facts["max_num_seqs"]
+    assert len(largest) == 1 or blocks < facts["num_gpu_blocks"]
+    assert {r.k for r in largest} <= set(range(1, facts["k_max"] + 1))
+
+
+@given(st.integers(1, 300), st.integers(FIRST_TOKEN_ID + 1, 1000))
+def test_a_prompt_is_the_same_each_time(num_tokens: int, vocab_size: int) -> None:
+    prompt = random_prompt(num_tokens, vocab_size)
+    assert prompt == random_prompt(num_tokens, vocab_size)
+    assert len(prompt) == num_tokens
+    assert all(FIRST_TOKEN_ID <= token < vocab_size for token in prompt)
