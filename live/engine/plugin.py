@@ -16,11 +16,12 @@ def register() -> None:
 
         init_logger(__name__).warning("simmoe's plug-in is not installed: %s", reason)
         return
-    from simmoe.live.engine import graph_banks, prefix_salt, scheduler, transport, worker
+    from simmoe.live.engine import graph_banks, prefix_salt, refusals, scheduler, transport, worker
     from simmoe.live.refactor import vllm_complex_gate
 
     transport.install_validation()
     scheduler.install_utility()
+    refusals.install()
     prefix_salt.install()
     worker.install()
     graph_banks.install()

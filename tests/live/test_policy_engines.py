@@ -70,6 +70,10 @@ def test_lanes_over_two_engines_with_tiers(tmp_path: Path, monkeypatch: pytest.M
             assert recording.replay(tiers) == num_plans > 0
 
         ask(engines[1], "host_policy", {**hosting, "policy": f"{tmp_path}/faulty.py:Faulty", "dp_rank": 1})
+        add(engines[1], "unplaced", 5)
+        add(engines[1], "good", 4)
+        reasons = {output.request_id: output.outputs[0].finish_reason for output in finish(engines[1])}
+        assert reasons == {"unplaced": "error", "good": "length"}, "its queue_key fails at 5: refused, and that is all"
         add(engines[1], "bad", 7)
         with pytest.raises(EngineDeadError):
             finish(engines[1])
