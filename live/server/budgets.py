@@ -94,18 +94,20 @@ def _take_budget(data: dict[str, Any], budgets: Budgets) -> tuple[int, bool]:
     if K_ARG in data:
         raise BadRequest(f"{K_ARG} is a field of vllm_xargs, not of the request itself", K_ARG)
     xargs = data.get("vllm_xargs")
-    if not isinstance(xargs, dict | None):
+    if xargs is None:
+        xargs = {}
+    if not isinstance(xargs, dict):
         raise BadRequest(f"vllm_xargs is a {type(xargs).__name__}; it must be an object", "vllm_xargs")
-    named = xargs.get(K_ARG) if xargs else None
+    named = xargs.get(K_ARG, budgets.default_k)
     model = data.get("model")
     name, text = split_alias(model) if isinstance(model, str) else ("", None)
     if text is None:
-        return (budgets.default_k if named is None else _check(named, budgets, "vllm_xargs")), False
+        return _check(named, budgets, "vllm_xargs"), False
     k = _check(alias_budget(text, budgets), budgets, "model")
-    if named is not None and named != k:
+    if K_ARG in xargs and named != k:
         raise BadRequest(f"model '{model}' and vllm_xargs.{K_ARG} {named!r} contradict each other; give one", "model")
     data["model"] = name
-    data["vllm_xargs"] = {**(xargs or {}), K_ARG: k}
+    data["vllm_xargs"] = {**xargs, K_ARG: k}
     return k, True
 
 

@@ -109,6 +109,7 @@ def test_what_no_engine_would_take_is_a_400_that_says_why(deployment: Deployment
         ({"model": "tiny:k=lots"}, "simmoe_k is 'lots'; it must be an integer from 1 to 8"),
         ({"vllm_xargs": {"simmoe_k": 2.5}}, "simmoe_k is 2.5; it must be an integer from 1 to 8"),
         ({"vllm_xargs": {"simmoe_k": True}}, "simmoe_k is True; it must be an integer from 1 to 8"),
+        ({"vllm_xargs": {"simmoe_k": None}}, "simmoe_k is None; it must be an integer from 1 to 8"),
         ({"model": "tiny:k=2", "vllm_xargs": {"simmoe_k": 3}}, "contradict each other"),
         ({"model": f"tiny:k={'9' * 5000}"}, "it must be an integer from 1 to 8"),
         ({"model": "tiny:k=2", "vllm_xargs": [1]}, "vllm_xargs is a list; it must be an object"),
