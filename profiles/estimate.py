@@ -88,6 +88,7 @@ def estimated_table(
         decode_kv=((1, kv_s),),
         attention=Attention(pair_s, learned.prompt_s, learned.mixed_seq_s, kv_s, learned.mixed_step_s),
         real_share=learned.real_share,
+        update=learned.update,
         host=_no_path_faster_than_the_one_before(host),
         provenance=provenance,
     )

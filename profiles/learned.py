@@ -21,7 +21,7 @@ from simmoe.profiles.layer_times import LayerTimes
 from simmoe.profiles.models import ModelShape
 from simmoe.profiles.roofline import Efficiencies, GridPoints, LayerPoints, learn
 from simmoe.profiles.step_work import BF16, ONE_CARD, Parallelism
-from simmoe.profiles.table import PATHS, HostShare, RealShare, StepTable
+from simmoe.profiles.table import NO_SHARE, PATHS, HostShare, RealShare, StepTable
 
 _CARDS = {card.driver_name: card for card in CARDS.values()}
 
@@ -67,6 +67,8 @@ class Learned:
     """By launch path, (whatever the layers, a layer)."""
     host_of_several: dict[str, tuple[HostShare, HostShare]]
     """The same of engines of several cards; that of one where none was measured."""
+    update: HostShare
+    """Of the host's share, what comes after the device is done; 0 where none was recorded."""
     reserve_bytes: float
     """Memory of a card an engine keeps beside weights and KV: activations and graphs."""
     ingress_s: float
@@ -138,6 +140,7 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
         ),
         host={path: _host_by_layers(of_one, path) for path in PATHS},
         host_of_several={path: _host_by_layers(of_several, path) for path in PATHS},
+        update=_mean_update([one.table.update for one in of_one]),
         reserve_bytes=max(0.0, float(np.mean([_reserve_bytes(one) for one in of_one]))),
         ingress_s=float(np.mean([one.table.ingress_s for one in of_one])),
         egress_s=float(np.mean([one.table.egress_s for one in of_one])),
@@ -202,6 +205,12 @@ def _host_by_layers(measured: Sequence[MeasuredModel], path: str) -> tuple[HostS
         parts.append((float(fixed), float(layer)))
     (base_fixed, base_layer), (seq_fixed, seq_layer) = parts
     return HostShare(base_fixed, seq_fixed), HostShare(base_layer, seq_layer)
+
+
+def _mean_update(shares: Sequence[HostShare]) -> HostShare:
+    """Return the mean of the shares that were recorded."""
+    recorded = [share for share in shares if share != NO_SHARE] or [NO_SHARE]
+    return HostShare(*(float(value) for value in np.mean(recorded, axis=0)))
 
 
 def _mean_share(knots: Sequence[tuple[tuple[int, float], ...]]) -> tuple[tuple[int, float], ...]:

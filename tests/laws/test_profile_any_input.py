@@ -23,7 +23,7 @@ from simmoe.profiles.held_out import HeldOut
 from simmoe.profiles.learned import Learned
 from simmoe.profiles.models import deciding_values, model_shape, published_models, read_model, split_config
 from simmoe.profiles.roofline import Efficiencies
-from simmoe.profiles.table import HostShare, RealShare
+from simmoe.profiles.table import NO_SHARE, HostShare, RealShare
 from simmoe.profiles.table_file import parse_table
 
 values = st.recursive(
@@ -39,7 +39,9 @@ def estimate_like(table: dict[str, Any]) -> dict[str, Any]:
     held_out = HeldOut("a", "model", "decode", "above 32", "device", 5, 0.1, 0.1, 0.2)
     card = CARDS["h100"]
     host = {"full": (HostShare(1e-3, 0.0), HostShare(0.0, 0.0))}
-    learned = Learned(("b",), Efficiencies(), 0.6, 0.9, 1e-5, 1e-5, 0.0, RealShare(), host, host, 1e9, 0.0, 0.0)
+    learned = Learned(
+        ("b",), Efficiencies(), 0.6, 0.9, 1e-5, 1e-5, 0.0, RealShare(), host, host, NO_SHARE, 1e9, 0.0, 0.0
+    )
     estimate = {
         "model": "allenai/OLMoE-1B-7B-0924",
         "model_config": read_model("olmoe-1b-7b").config,

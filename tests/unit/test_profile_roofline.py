@@ -366,6 +366,7 @@ def test_the_card_at_hand_is_estimated_as_it_was_measured(measured: list[Measure
     assert table.attention.prefill_pair_s == pytest.approx(one.table.attention.prefill_pair_s)
     for path, share in one.table.host.items():
         assert tuple(table.host[path]) == pytest.approx(tuple(share))
+    assert table.update == one.table.update
 
 
 @pytest.mark.parametrize("card", sorted(CARDS))
