@@ -104,7 +104,7 @@ def _check(live: RunRecord, believed: Profile) -> None:
 def _recorded(live: RunRecord, experiment: Experiment) -> Cell:
     """Return the run as it was made."""
     told, given = live.manifest["experiment"], live.manifest["workload"]["spec"]
-    names = ("trace", "requests", "mu", "sigma", "seed")
+    names = ("trace", "requests", "mu", "sigma", "k_max", "seed")
     spec = WorkloadSpec(**{name: given[name] for name in names}, rate=float(given["rate"]))
     system, rate, num_ranks = told["system"], float(given["rate"]), live.manifest["config"]["num_ranks"]
     load = told.get("load") or rate / ((experiment.saturation or {}).get(system, 1.0) * num_ranks)

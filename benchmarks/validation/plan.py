@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from simmoe.live.server.launch import Graphs
 from simmoe.profiles.catalog import DEFAULT_PROFILE
+from simmoe.profiles.models import read_model
 from simmoe.traces.spec import WorkloadSpec
 
 #: What each system of MoE-Prism's comparison is here.
@@ -83,6 +84,11 @@ class Experiment:
     """Seconds of arrivals."""
 
     @property
+    def k_max(self) -> int:
+        """The largest budget: the model's top-k in sub-experts."""
+        return int(read_model(self.model).config["num_experts_per_tok"]) * self.split
+
+    @property
     def num_ranks(self) -> int:
         """Engines it needs, a GPU each."""
         return max(run.num_ranks for run in self.runs)
@@ -96,8 +102,14 @@ class Experiment:
         rate = run.load if math.isinf(run.load) else round(run.load * capacity * run.num_ranks, 1)
         requests = run.requests or (BURST if math.isinf(rate) else round(rate * self.online_s))
         spec = WorkloadSpec(
-            trace="azure", rate=rate, requests=requests, mu=self.mu, sigma=self.sigma, seed=run.seed
-        )  # fmt: skip
+            trace="azure",
+            rate=rate,
+            requests=requests,
+            mu=self.mu,
+            sigma=self.sigma,
+            k_max=self.k_max,
+            seed=run.seed,
+        )
         load = rate / saturation[run.system] / run.num_ranks
         return Cell(run.name, run.system, rate, load, requests, run.num_ranks, spec)
 
