@@ -72,6 +72,8 @@ class Endpoint:
     def __init__(self, url: str, model: str, api_key: str = "") -> None:
         self._address = Address.parse(url)
         self._model = model
+        self.deployment: dict[str, Any] = {}
+        """What a ``simmoe serve`` says of the engines it started, for the manifest; known once drained."""
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def send(self, life: Life, prompt: list[int], output_tokens: int, k: int) -> None:
@@ -128,7 +130,9 @@ class Endpoint:
             return {}
         heard_s = time.monotonic()
         drained: dict[int, tuple[dict[str, Any], list[StepRecord]]] = {}
-        for rank, facts in json.loads(body)["ranks"].items():
+        answer = json.loads(body)
+        self.deployment = answer.get("deployment", {})
+        for rank, facts in answer["ranks"].items():
             # on this machine the clocks are one; on another one theirs is read in the middle of the question
             offset_s = (asked_s + heard_s) / 2 - facts.pop("monotonic_s")
             if abs(offset_s) <= heard_s - asked_s:

@@ -172,6 +172,14 @@ def _result(
     lag = judge_lag((sent_s - due_s)[sent], ttft_s)
     ends_s = [*requests["finished_s"][answered].tolist(), *(life.sent_s - start_s for life in lives)]
     reasons = Counter(f"{life.status}: {life.reason}" for life in lives if life.reason)
+    if isinstance(target, Endpoint):
+        told = target.deployment
+        manifest = {
+            **manifest,
+            **told,
+            "versions": {**manifest["versions"], **told.get("versions", {})},
+            "target": {**manifest["target"], **told.get("target", {})},
+        }
     full = {
         **manifest,
         "config": {**manifest["config"], **_config(keeper.facts, num_ranks)},

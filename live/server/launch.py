@@ -13,10 +13,12 @@ from typing import Any, Literal, Protocol
 from simmoe.errors import UsageError
 from simmoe.live.engine.policy_options import POLICY_KEY
 from simmoe.live.engine.transport import CONFIG_KEY
+from simmoe.live.engine.versions import live_versions
 from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES
 from simmoe.live.server.upstream import Address
 from simmoe.live.server.warm_up import warm_up
 from simmoe.policies.registry import PolicyChoice
+from simmoe.profiles.catalog import load_profile
 
 Graphs = Literal["keyed", "default", "none"]
 
@@ -48,6 +50,11 @@ def read_k_max(model: Path) -> int:
     return k_max
 
 
+def described_policy(choice: PolicyChoice) -> dict[str, Any]:
+    """Return what a manifest says of the policy that live engines host."""
+    return {"given": choice.text, "parameters": choice.parameters, "files": choice.files, "clairvoyant": False}
+
+
 class Launch(Protocol):
     """How the engines of a deployment are started."""
 
@@ -62,6 +69,10 @@ class Launch(Protocol):
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return the environment of that process."""
+        ...
+
+    def described(self) -> dict[str, Any]:
+        """Return what a run on these engines records of how they were started, as plain data."""
         ...
 
     async def warm_up(self, address: Address, facts: Mapping[str, Any]) -> None:
@@ -144,6 +155,17 @@ class EngineLaunch:
     def environment(self, rank: int) -> dict[str, str]:
         """Return the environment of one engine's process; the endpoint before it asks for keys, so it does not."""
         return {**os.environ, **self._device(rank), "VLLM_API_KEY": ""}
+
+    def described(self) -> dict[str, Any]:
+        """Return model, policy, profile, flags and versions under their names in a run's manifest."""
+        profile = {"name": self.profile, "sha256": load_profile(self.profile).sha256} if self.profile else None
+        return {
+            "target": {"model": self.model.name},
+            "policy": described_policy(self.choice),
+            "profile": profile,
+            "flags": self.arguments(0),
+            "versions": live_versions(),
+        }
 
     async def warm_up(self, address: Address, facts: Mapping[str, Any]) -> None:
         """Have an engine run each budget and size of a step, see :func:`simmoe.live.server.warm_up.warm_up`."""

@@ -10,8 +10,9 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from simmoe.errors import PolicyError
@@ -56,6 +57,7 @@ class Router:
         budgets: the deployment's.
         options: limits and keys.
         on_policy_error: called with each failure of the policy.
+        described: what a run on this deployment records of it, see ``Launch.described``; empty: it is not known.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Router:
         budgets: Budgets,
         options: RouterOptions,
         on_policy_error: Callable[[PolicyError], None] = lambda error: None,
+        described: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.metrics = RouterMetrics()
         self.connections: set[ClientConnection] = set()
@@ -73,6 +76,7 @@ class Router:
         self._budgets = budgets
         self._options = options
         self._on_policy_error = on_policy_error
+        self._described = described
         self._keys = [hashlib.sha256(key.encode()).digest() for key in options.api_keys]
         self._num_inflight = 0
         self._is_draining = False
@@ -275,14 +279,14 @@ class Router:
         client.respond(503, error_body(503, "no replica is up"), {"retry-after": str(RETRY_AFTER_S)})
 
     async def _answer_steps(self, client: ClientConnection) -> None:
-        """Hand out every engine's facts, and its steps since the last time; one that does not tell is left out."""
+        """Hand out what is deployed, every engine's facts, and its steps since the last time where it tells them."""
         ranks: dict[str, object] = {}
         for replica in self._replicas:
             with contextlib.suppress(OSError, ValueError):
                 status, body = await fetch(replica.address, STEPS_PATH, _FETCH_TIMEOUT_S, method="POST")
                 if status == 200:
                     ranks[str(replica.rank)] = json.loads(body)
-        client.respond(200, {"ranks": ranks})
+        client.respond(200, {"deployment": self._described, "ranks": ranks})
 
     async def _answer_replica_metrics(self, request: Request, client: ClientConnection) -> None:
         """Pass an engine's own metrics on: a local engine listens on no port."""

@@ -162,7 +162,8 @@ def _make_router(serving: Serving, replicas: Sequence[Replica]) -> Router:
     k_max = _agreed_k_max(serving, replicas)
     dispatcher = Dispatcher(serving.choice, _context(serving, facts, k_max, len(replicas)))
     budgets = Budgets(k_max=k_max, default_k=facts.get("default_k", k_max))
-    router = Router(replicas, dispatcher, budgets, serving.options, serving.on_policy_error)
+    described = serving.launch.described() if serving.launch else {}
+    router = Router(replicas, dispatcher, budgets, serving.options, serving.on_policy_error, described)
 
     def on_change(replica: Replica, why: str) -> None:
         _log_change(replica, why)

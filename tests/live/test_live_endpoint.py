@@ -28,7 +28,7 @@ def drained(ahead_s: float) -> list[StepRecord]:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         rank: dict[str, Any] = {"monotonic_s": time.monotonic() + ahead_s, "steps": [STEP, TIMED]}
-        body = json.dumps({"ranks": {"0": rank}}).encode()
+        body = json.dumps({"ranks": {"0": rank}, "deployment": {"flags": ["--some"]}}).encode()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         await writer.drain()
 
@@ -36,7 +36,10 @@ def drained(ahead_s: float) -> list[StepRecord]:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            return (await Endpoint(f"http://127.0.0.1:{port}", "tiny").drain())[0][1]
+            endpoint = Endpoint(f"http://127.0.0.1:{port}", "tiny")
+            steps = (await endpoint.drain())[0][1]
+            assert endpoint.deployment == {"flags": ["--some"]}
+            return steps
 
     return asyncio.run(run())
 

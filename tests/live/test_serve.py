@@ -132,6 +132,13 @@ def check_live_run(deployment: Deployment, folder: Path) -> None:
     assert record.steps["num_prefill_tokens"].sum() == prompt_tokens.sum()
     assert record.steps["num_decode_tokens"].sum() == (output_tokens - 1).sum()
     assert set(record.requests["dp_rank"]) == {0, 1}
+    # what a run on engines of one's own records of them, the endpoint tells of its own
+    manifest = record.manifest
+    assert manifest["policy"]["given"].startswith("tiers+") and manifest["policy"]["given"].endswith("picky.py:Picky")
+    assert manifest["profile"]["sha256"] and "--scheduler-cls" in manifest["flags"]
+    assert manifest["target"] == {"url": url, "served_model": "", "model": "model"}
+    assert {"simmoe", "torch"} <= set(manifest["versions"])
+    assert manifest["config"]["engine"]["num_gpu_blocks"] > 0 and manifest["config"]["num_ranks"] == 2
 
 
 def check_whole(events: list[Any], output_tokens: int) -> None:

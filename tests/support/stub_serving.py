@@ -36,6 +36,10 @@ class StubLaunch:
         """Return this process's own."""
         return dict(os.environ)
 
+    def described(self) -> dict[str, Any]:
+        """Say who they are."""
+        return {"target": {"model": "stub"}}
+
     async def warm_up(self, address: Address, facts: Mapping[str, Any]) -> None:
         """Do nothing: a stub's first answer is like any other."""
 

@@ -97,7 +97,7 @@ def run(
     require_server_packages(needs_vllm=model is not None)
 
     from simmoe.live.driving.live_run import endpoint_host, engine_host, run_live
-    from simmoe.live.driving.manifest import engine_manifest, live_versions
+    from simmoe.live.driving.manifest import engine_manifest
     from simmoe.live.server.launch import EngineLaunch, read_k_max
 
     slo = take_slo(options)
@@ -135,12 +135,12 @@ def run(
         else:
             manifest = {
                 "kind": "live",
-                "versions": {**versions(), **live_versions()},
+                "versions": versions(),
                 "workload": {"spec": spec.as_dict(), **workload.source},
                 "config": {"num_ranks": None, "k_max": largest},
                 "profile": None,
                 "policy": None,
-                "target": {"url": url, "model": served_model},
+                "target": {"url": url, "served_model": served_model},
                 "flags": [],
                 "seed": spec.seed,
             }
