@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 LIVE := .venv-live
 LIVE_OLDEST := .venv-live-oldest
 JOBS ?= auto
+LIVE_JOBS ?= 2
 ARGS ?=
 
 .PHONY: sweep test test-live test-live-oldest lint wheel-check bench clean
@@ -17,15 +18,24 @@ test: $(VENV)/.dev
 
 # The tests that need torch, transformers and vLLM, on vLLM's CPU build (about 4 GB in an environment of their own).
 # A process a file: what a vLLM engine leaves behind in its process is the next one's, and vLLM 0.32 does not start at all
-# where numba has been imported before it.
+# where numba has been imported before it. LIVE_JOBS files at a time, each being little more than one core's work; those
+# that hold something to a time run alone.
 test-live: $(LIVE)/.dev
-	set -e; for file in tests/live/test_*.py; do $(LIVE)/bin/pytest $$file $(ARGS); done
+	$(call run-live,$(LIVE),$(wildcard tests/live/test_*.py))
 	OMP_NUM_THREADS=1 $(LIVE)/bin/pytest tests/unit/test_refactor*.py $(ARGS)
 
 # What reaches into vLLM's own classes, inside the oldest vLLM that it works in (4 GB more).
 test-live-oldest: $(LIVE_OLDEST)/.dev
-	set -e; for file in tests/live/test_engine.py tests/live/test_policy_*.py tests/live/test_versions.py; do \
-	  $(LIVE_OLDEST)/bin/pytest $$file $(ARGS); done
+	$(call run-live,$(LIVE_OLDEST),tests/live/test_engine.py $(wildcard tests/live/test_policy_*.py) tests/live/test_versions.py)
+
+TIMED := $(wildcard tests/live/test_serve*.py) tests/live/test_live_run.py tests/live/test_policy_time.py
+define run-live
+$(MAKE) --jobs=$(LIVE_JOBS) --output-sync=target PYTEST=$(1)/bin/pytest $(addprefix run/,$(filter-out $(TIMED),$(2)))
+$(MAKE) --jobs=1 PYTEST=$(1)/bin/pytest $(addprefix run/,$(filter $(TIMED),$(2)))
+endef
+
+run/%:
+	$(PYTEST) $* $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
