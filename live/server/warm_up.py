@@ -1,7 +1,7 @@
 """Warming an engine up before it serves: each budget it can step at, over all sizes of a step, and its largest batch.
 
-Else the first steps would wait for the kernels' compiler (on an H200 0.4 to 0.8 s at a new k), and those of a batch
-larger than any before for memory (10 to 40 ms).
+Else the first steps would wait for the kernels' compiler (on an H200 0.4 to 0.8 s at a new k, and as long at the first
+odd number of tokens that no graph pads), and those of a batch larger than any before for memory (10 to 40 ms).
 """
 
 from __future__ import annotations
@@ -51,9 +51,12 @@ def warm_up_batches(facts: Mapping[str, Any], *, is_gpu: bool) -> Iterator[list[
         is_gpu: whether it runs on a GPU, where a budget without graphs has kernels of its own.
     """
     largest, longest, k_max = facts["max_num_batched_tokens"], facts["max_model_len"] - _OUTPUT_TOKENS, facts["k_max"]
-    sizes = [1 << power for power in range((largest - 1).bit_length())] + [largest]
+    sizes = {*(1 << power for power in range((largest - 1).bit_length())), largest}
+    if is_gpu:  # Triton compiles one kernel for arguments divisible by 16 and another for those that are not
+        unpadded = max(facts["captured_sizes"], default=0) + 1
+        sizes |= {size - 1 for size in sizes if size % 2 == 0 and size > unpadded}
     for k in facts["captured_ks"] or range(1 if is_gpu else k_max, k_max + 1):
-        for size in sizes:
+        for size in sorted(sizes):
             num_prompts = -(-size // longest)  # one, unless that is longer than the model takes
             lengths = (size // num_prompts + (i < size % num_prompts) for i in range(num_prompts))
             yield [WarmUp(length, _OUTPUT_TOKENS, k) for length in lengths]

@@ -19,6 +19,7 @@ FACTS = st.fixed_dictionaries(
     {
         "k_max": st.integers(1, 32),
         "captured_ks": st.just([]) | st.just([1, 8, 32]),
+        "captured_sizes": st.just([]) | st.just([1, 2, 4, 8, 512]) | st.just([1, 16384]),
         "max_num_batched_tokens": st.integers(1, 16384),
         "max_model_len": st.integers(3, 32768),
         "max_num_seqs": st.integers(1, 1024),
@@ -42,6 +43,12 @@ def test_every_budget_runs_every_size_class_and_the_largest_batch_fits(facts: di
         assert steps[0] == 1
         assert all(before < after <= 2 * before for before, after in pairwise(steps))
         assert steps[-1] == facts["max_num_batched_tokens"]
+        if is_gpu:  # each class of sizes that no graph pads has an odd one too
+            assert all(
+                after % 2 or after - 1 in steps
+                for after in steps
+                if after - 1 > max(facts["captured_sizes"], default=0)
+            )
     for batch in [*sizes, largest]:
         assert all(r.prompt_tokens > 0 and r.prompt_tokens + r.output_tokens <= facts["max_model_len"] for r in batch)
     blocks = sum(-(-(r.prompt_tokens + r.output_tokens) // facts["block_size"]) for r in largest)
