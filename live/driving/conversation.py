@@ -62,9 +62,13 @@ class Engine:
     async def drain(self) -> list[StepRecord]:
         """Return the steps since the last call, with the device's times where the worker keeps a clock.
 
+        What its policy has cost until then is in ``facts`` as ``policy``.
+
         Raises:
             LiveError: the engine has gone.
         """
+        if self.facts["hosts_policy"]:
+            self.facts = {**self.facts, "policy": await self.call("policy_stats")}
         records = [StepRecord(*row) for row in await self.call("drain_steps")]
         if not self.facts["device_clock"]:
             return records

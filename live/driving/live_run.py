@@ -130,6 +130,7 @@ async def run_once(
     keeper = _StepKeeper(target)
     await keeper.fetch()  # whatever the engines did before is none of this run's
     keeper.steps.clear()
+    before = _policies(keeper.facts)
     vocab_size = next((facts["vocab_size"] for facts in keeper.facts.values()), vocab_size)
     prompts = random_prompts(workload, vocab_size, seed)
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
@@ -146,8 +147,7 @@ async def run_once(
     except Exception:  # an engine may be gone, and its last steps with it
         keeper.lost = set(keeper.facts)
     asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-    state = {"route": target.dispatcher.snapshot()} if isinstance(target, LocalEngines) else {}
-    return _result(target, workload, lives, start_s, keeper, {**manifest, "policy_state": state}, stop.is_set())
+    return _result(target, workload, lives, start_s, keeper, before, manifest, stop.is_set())
 
 
 def _result(
@@ -156,6 +156,7 @@ def _result(
     lives: list[Life],
     start_s: float,
     keeper: _StepKeeper,
+    policies_before: Mapping[int, dict[str, Any]],
     manifest: dict[str, Any],
     is_interrupted: bool,
 ) -> LiveResult:
@@ -164,6 +165,10 @@ def _result(
     table = step_columns(keeper.steps, start_s, _graph_tokens(keeper.facts))
     num_ranks = max((manifest["config"].get("num_ranks") or 1, *(rank + 1 for rank in keeper.facts)))
     ranks = rank_totals(num_ranks, keeper.steps, table, requests)
+    policies = _policies(keeper.facts)
+    asked = {rank: _asked(told, policies_before[rank]) for rank, told in policies.items() if rank in policies_before}
+    for rank, cost in asked.items():
+        ranks[rank]["num_plans"] = cost["num_plans"]
     answered = requests["status"] == "finished"
     due_s = start_s + requests["arrival_s"]
     sent_s = np.array([life.sent_s for life in lives])
@@ -187,9 +192,15 @@ def _result(
         "engines": {str(rank): facts for rank, facts in keeper.facts.items()},
         "end_s": max((end_s for end_s in ends_s if not math.isnan(end_s)), default=0.0),
         "ranks": ranks,
+        "policy_state": _policy_state(target, policies),
+        "policy_cost": {str(rank): cost for rank, cost in asked.items()},
         "send_lag": lag.as_dict(),
         "interrupted": is_interrupted,
-        "notes": {"reasons": dict(reasons), "steps_lost_on_ranks": sorted(keeper.lost)},
+        "notes": {
+            "reasons": dict(reasons),
+            "steps_lost_on_ranks": sorted(keeper.lost),
+            "gates_opened": sum(cost["gates_opened"] for cost in asked.values()),
+        },
         "clocks": {
             "arrival_s": "the sender's: when the request was due",
             "dispatched_s": "the front end's: when it had handed the request to the engine; of an endpoint, as sent",
@@ -203,6 +214,24 @@ def _result(
         record.files[CLOCKS_FILE] = clocks_csv(requests["request_id"], lives, start_s)
     full["counts"] = record.counts()
     return LiveResult(record, ranks, lag, is_interrupted, reasons, keeper.steps)
+
+
+def _policies(facts: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return what each engine tells of the batch policy it hosts, see ``PolicyMixin.policy_stats``."""
+    return {rank: told["policy"] for rank, told in facts.items() if "policy" in told}
+
+
+def _asked(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how often a policy was asked in between, what that took, and how many plans were overruled."""
+    return {name: now[name] - before[name] for name in ("num_plans", "policy_s", "gates_opened")}
+
+
+def _policy_state(target: Host, policies: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return the states of the policies that show theirs, under the simulator's names."""
+    routes = target.dispatcher.snapshot() if isinstance(target, LocalEngines) else []
+    state = {f"route_{index}": snapshot for index, snapshot in enumerate(routes)}
+    state |= {f"batch_{rank}": told["snapshot"] for rank, told in policies.items()}
+    return {name: snapshot for name, snapshot in state.items() if snapshot is not None}
 
 
 def _graph_tokens(facts: Mapping[int, dict[str, Any]]) -> int:

@@ -93,6 +93,7 @@ def engine_state(engine: Any) -> dict[str, Any]:
         "captured_ks": list(options.captured_ks) if has_graphs else [],
         "captured_sizes": sorted(compilation.cudagraph_capture_sizes) if has_graphs else [],
         "device_clock": hasattr(worker, "drain_device_times"),
+        "hosts_policy": hasattr(config.scheduler_config.get_scheduler_cls(), "policy_stats"),
         "monotonic_s": time.monotonic(),
     }
 
@@ -114,6 +115,8 @@ class StateEndpoint:
         answer: Any = engine_state(engine)
         if path == STEPS_PATH:
             answer["steps"] = await self._drain_steps(engine, has_device_clock=answer["device_clock"])
+            if answer["hosts_policy"]:
+                answer["policy"] = await engine.engine_core.call_utility_async("simmoe_scheduler", "policy_stats", [])
         body = json.dumps(answer).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

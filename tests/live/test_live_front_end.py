@@ -83,7 +83,9 @@ async def conversation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[E
     """Yield the run's end, vLLM's stand-in at the other end, and what cuts the line."""
     stand_in = StandIn()
     counts = SimpleNamespace(num_waiting=1, num_running=2, kv_used=0.5)
-    monkeypatch.setattr("simmoe.live.driving.front_end.engine_state", lambda llm: {"device_clock": False})
+    monkeypatch.setattr(
+        "simmoe.live.driving.front_end.engine_state", lambda llm: {"device_clock": False, "hosts_policy": False}
+    )
     monkeypatch.setattr("simmoe.live.driving.front_end.EngineCounts", SimpleNamespace(of=lambda llm: counts))
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=theirs, limit=LINE_BYTES)

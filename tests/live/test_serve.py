@@ -138,6 +138,7 @@ def check_live_run(deployment: Deployment, folder: Path) -> None:
     assert manifest["profile"]["sha256"] and "--scheduler-cls" in manifest["flags"]
     assert manifest["target"] == {"url": url, "served_model": "", "model": "model"}
     assert {"simmoe", "torch"} <= set(manifest["versions"])
+    assert all(cost["num_plans"] > 0 and cost["policy_s"] > 0 for cost in manifest["policy_cost"].values())
     assert manifest["config"]["engine"]["num_gpu_blocks"] > 0 and manifest["config"]["num_ranks"] == 2
 
 
