@@ -26,7 +26,7 @@ class FrontEndTimes(NamedTuple):
     ingress_s: float
     """From arrival to the engine core's queue."""
     egress_s: float
-    """From the end of a step to the client."""
+    """From a step's output having been taken in to the client."""
 
 
 class Profile:
@@ -43,7 +43,9 @@ class Profile:
         self.k_granularity = table.k_granularity
         self.block_size = table.block_size
         self.num_gpu_blocks = table.num_gpu_blocks
-        self.front_end = FrontEndTimes(table.ingress_s, table.egress_s)
+        # a table's is measured from the end on the device, of a step of one sequence
+        update_s = table.update.base_s + table.update.per_seq_s
+        self.front_end = FrontEndTimes(table.ingress_s, max(0.0, table.egress_s - update_s))
         self.provenance: Mapping[str, Any] = table.provenance
         self._surfaces = Surfaces.of(table)
 

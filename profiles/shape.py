@@ -37,6 +37,25 @@ class DecodeLine(NamedTuple):
     base_s: float
     per_kv_token_s: float
     floor_s: float
+    update_s: float = 0.0
+    """Of ``floor_s``, the part that follows the step's output (see StepParts)."""
+
+
+class StepParts(NamedTuple):
+    """What a step takes of the two that work on it. Under asynchronous scheduling the host's part overlaps the device's
+    of other steps, and a train of like steps is as fast as the larger of both.
+    """
+
+    device_s: float
+    host_s: float = 0.0
+    """To compose it, to launch it, and to take in its output."""
+    update_s: float = 0.0
+    """Of ``host_s``, the part that follows its output: to take that in. The rest comes before it runs."""
+
+    @property
+    def launch_s(self) -> float:
+        """Of ``host_s``, the part that comes before its output: to compose and launch it."""
+        return self.host_s - self.update_s
 
 
 class StepCost(Protocol):
@@ -46,10 +65,15 @@ class StepCost(Protocol):
         """Return the time from the start of a step to the start of the next, host's share included; > 0."""
         ...
 
+    def parts_s(self, shape: StepShape, /) -> StepParts:
+        """Return the parts of a step: ``step_s`` is the larger of both, or all of it the first where they add."""
+        ...
+
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """Return the line a decode-only step of this many sequences follows as its KV grows.
 
-        Asked ahead, of steps that may never run; a line on which one did is also asked for by ``step_s``.
+        Its ``floor_s`` and ``update_s`` are those of the parts, the rest the device's. None of them grows as sequences
+        leave. Asked ahead, of steps that may never run; a line on which one did is also asked for by ``parts_s``.
         """
         ...
 
@@ -71,6 +95,10 @@ class ConstantStepCost:
     def step_s(self, shape: StepShape, /) -> float:
         """Return the constant."""
         return self.seconds
+
+    def parts_s(self, shape: StepShape, /) -> StepParts:
+        """Return all of it as the device's."""
+        return StepParts(self.step_s(shape))
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """Return a flat line."""
@@ -94,6 +122,10 @@ class LinearStepCost:
         return (self.base_s + self.per_pair_s * (shape.num_tokens * shape.k_exec)) + self.per_kv_s * (
             shape.decode_kv_tokens
         )
+
+    def parts_s(self, shape: StepShape, /) -> StepParts:
+        """Return all of it as the device's."""
+        return StepParts(self.step_s(shape))
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """Return the same cost as a line in KV tokens."""

@@ -7,9 +7,9 @@ A step of n tokens at budget k occupies the device for
   both add, and no less than its decode sequences alone;
 
 and the host for ``base + per sequence``, by launch path.
-With asynchronous scheduling the host composes the next step while the device runs this one, and a step lasts as long as
-the slower of the two; otherwise they add. Every term is non-negative and none falls as any part of the shape grows, so
-neither does the sum.
+With asynchronous scheduling the host composes the next step while the device runs this one, and in a train of like
+steps each lasts as long as the slower of the two; otherwise they add. Of the host's share ``update`` follows the step's
+output. Every term is non-negative and none falls as any part of the shape grows, so neither does the sum.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from simmoe.profiles.grid import Grid, interpolated
-from simmoe.profiles.shape import DecodeLine, StepShape
-from simmoe.profiles.table import StepTable
+from simmoe.profiles.shape import DecodeLine, StepParts, StepShape
+from simmoe.profiles.table import HostShare, StepTable
 
 #: T(n, k) is asked without saying how many prompts the n tokens are; prompts of this length are assumed.
 PROMPT_TOKENS = 1024
@@ -76,6 +76,7 @@ class ProfileStepCost:
         self._full = table.host.get("full", eager)
         self._piecewise = table.host.get("piecewise", eager)
         self._eager = eager
+        self._updates = {share: _within(table.update, share) for share in (self._full, self._piecewise, eager)}
         self._largest_captured = self._prefill.largest_captured
         self._k_first, self._k_last = self._prefill.ks[0], self._prefill.ks[-1]
         self._lines: dict[tuple[int, int], DecodeLine] = {}
@@ -91,15 +92,23 @@ class ProfileStepCost:
         Args:
             shape: at least one token; ``k_exec`` at least 1.
         """
+        device_s, host_s, _ = self.parts_s(shape)
+        return device_s if device_s > host_s else host_s
+
+    def parts_s(self, shape: StepShape, /) -> StepParts:
+        """Return the device's and the host's part of a step; where they add, the first is both.
+
+        Args:
+            shape: at least one token; ``k_exec`` at least 1.
+        """
         tokens, pairs, prompts, decodes, kv_tokens, k = shape
         if not tokens:
             line = self._asked.get((decodes, k))
             if line is None:
                 line = self._asked[decodes, k] = self.decode_line(decodes, k)
                 self._count(self._decode, "decode_seqs", decodes, k)
-            base_s, per_kv_token_s, floor_s = line
-            seconds = base_s + per_kv_token_s * kv_tokens
-            return seconds if seconds > floor_s else floor_s
+            base_s, per_kv_token_s, floor_s, update_s = line
+            return StepParts(base_s + per_kv_token_s * kv_tokens, floor_s, update_s)
         num_tokens = tokens + decodes
         device_s = self._prefill.seconds(num_tokens, k)
         device_s += self._pair_s * pairs + self._prefill_seq_s * prompts
@@ -117,11 +126,12 @@ class ProfileStepCost:
         grid = self._prefill
         if not (grid.first_size <= num_tokens <= grid.last_size and self._k_first <= k <= self._k_last):
             self._count(grid, "prefill_tokens", num_tokens, k)
-        base_s, per_seq_s = self._piecewise if num_tokens <= self._largest_captured else self._eager
-        host_s = base_s + per_seq_s * (prompts + decodes)
+        share = self._piecewise if num_tokens <= self._largest_captured else self._eager
+        host_s = share.base_s + share.per_seq_s * (prompts + decodes)
         if self._host_adds:
-            return device_s + host_s
-        return device_s if device_s > host_s else host_s
+            return StepParts(device_s + host_s)
+        update = self._updates[share]
+        return StepParts(device_s, host_s, update.base_s + update.per_seq_s * (prompts + decodes))
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """Return the line a decode-only step of this many sequences follows as its KV grows."""
@@ -129,10 +139,14 @@ class ProfileStepCost:
         if line is not None:
             return line
         device_s = self._decode.seconds(num_decode_seqs, k_exec)
-        base_s, per_seq_s = self._full if num_decode_seqs <= self._largest_captured else self._eager
-        host_s = base_s + per_seq_s * num_decode_seqs
+        share = self._full if num_decode_seqs <= self._largest_captured else self._eager
+        host_s = share.base_s + share.per_seq_s * num_decode_seqs
         slope_s = interpolated(self._decode_kv, num_decode_seqs)
-        line = DecodeLine(device_s + host_s, slope_s, 0.0) if self._host_adds else DecodeLine(device_s, slope_s, host_s)
+        if self._host_adds:
+            line = DecodeLine(device_s + host_s, slope_s, 0.0)
+        else:
+            update = self._updates[share]
+            line = DecodeLine(device_s, slope_s, host_s, update.base_s + update.per_seq_s * num_decode_seqs)
         self._lines[num_decode_seqs, k_exec] = line
         return line
 
@@ -154,3 +168,8 @@ class ProfileStepCost:
             self._outside.setdefault(kind, set()).add((grid.runs_at(size), k))
         if grid.outside_ks(k):
             self._outside.setdefault("k", set()).add((grid.runs_at(size), k))
+
+
+def _within(update: HostShare, share: HostShare) -> HostShare:
+    """Return what of a path's share follows the output: no more than there is, whatever the number of sequences."""
+    return HostShare(min(update.base_s, share.base_s), min(update.per_seq_s, share.per_seq_s))

@@ -76,7 +76,7 @@ class FrontEndConfig:
     ingress_s: float = 0.0
     """From arrival to the rank's queue: tokenising, process boundary. At most MAX_DELAY_S."""
     egress_s: float = 0.0
-    """From the end of a step to the client having its token. At most MAX_DELAY_S."""
+    """From the engine having taken in a step's output to the client having its token. At most MAX_DELAY_S."""
     ingress_service_s: float = 0.0
     """A rank's own front end (its API server) works so long on each request, one after the other, before the rank has
     it. At most MAX_DELAY_S."""

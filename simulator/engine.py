@@ -1,8 +1,9 @@
 """The engine loop of one rank: steps follow one another, each composed when vLLM would compose it.
 
-With asynchronous scheduling (vLLM's default on a GPU) the step after the running one has been composed before the
-running one ends, so that the device never waits for the host: a boundary delivers the step that ends, starts the one
-already composed, and composes the next but one. Synchronous scheduling composes each step when the last one ends.
+With asynchronous scheduling (vLLM's default on a GPU) two steps are under way, so that the device seldom waits for the
+host: a boundary is where the host has taken in a step's output, which it comes to once the device is done with it and
+the step after is launched. There it starts on the step already composed, composes the next but one and launches that.
+Synchronous scheduling composes and runs each step when the last one ends; the host's time is then part of the step's.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ class Listener(Protocol):
         """The first step that computes any of the request starts (again, after a preemption)."""
 
     def token(self, request: SimRequest, out_s: float) -> None:
-        """The step that completes the request's prompt has ended; its front end hands an output token out."""
+        """The step that completes the request's prompt has been taken in; its front end hands an output token out."""
 
     def finished(self, request: SimRequest, dp_rank: int, out_s: float) -> None:
-        """The request's last step has ended; its front end hands the last output token out."""
+        """The request's last step has been taken in; its front end hands the last output token out."""
 
 
 class Engine:
@@ -58,7 +59,7 @@ class Engine:
         self.log = log
         self._egress_per_token_s = front_end.egress_per_token_s
         self.lead = 2 if scheduler.config.async_scheduling else 1
-        """A step is composed when the step this many places before it ends."""
+        """A step is composed when the step this many places before it is taken in."""
         self._after_compose = after_compose
         self._priority = boundary_of(scheduler.dp_rank)
         self._executing: Step | None = None
@@ -67,6 +68,12 @@ class Engine:
         self._stretch: Stretch | None = None
         self._alarm: Alarm | None = None
         """The next boundary; alarms replaced since are ignored when they ring."""
+        self._filling = False
+        """Whether the device has one step alone, and the next is composed once the host has launched that."""
+        self._host_free_s = 0.0
+        """When the host has launched all that is composed, and is done with what it has taken in."""
+        self._device_free_s = 0.0
+        """When the device has run all that is composed."""
         self._busy_since_s = 0.0
         self._timetable = Timetable(front_end.publish_interval_s)
         self._published = self._counts(0.0)
@@ -89,7 +96,7 @@ class Engine:
                 full = len(scheduler.running) >= scheduler.config.max_num_seqs
                 if not full or self.log is not None:
                     stretch.num_skipped = passed
-                    self._set_alarm(stretch.last_end_s)
+                    self._set_alarm(stretch.last_boundary_s)
         scheduler.add(request)
         if self._executing is None and self._alarm is None:
             self._set_alarm(now)
@@ -106,6 +113,8 @@ class Engine:
             self._pass(self._stretch.passed_before(now_s))
         if self._executing is not None:
             self.totals.busy_s += now_s - self._busy_since_s
+        if self._composed is not None and self._composed.start_s < now_s:  # while the host was not done with the last
+            self._start(self._composed)
 
     # -------------------------------------------------------------------------------------------------- the step loop
 
@@ -121,6 +130,17 @@ class Engine:
             self._publish(now)
         if self._stretch is not None:
             self._pass(self._stretch.num_skipped)
+        if self._filling:
+            self._filling = False
+            self._composed = self._compose(now)
+        elif not self._advance(now):
+            return
+        if self.fast_forward:
+            self._stretch = self._find_stretch(now)
+        self._set_alarm(self._next_boundary_s() if self._stretch is None else self._stretch.last_boundary_s)
+
+    def _advance(self, now: float) -> bool:
+        """Take in the executing step's output, and compose what can be; return whether the next boundary is known."""
         ended, step = self._executing, self._composed
         self._executing = self._composed = None
         if ended is not None:
@@ -134,15 +154,17 @@ class Engine:
             assert not self.scheduler.waiting, "a rank may not idle with admissible work"
             if ended is not None:
                 self.totals.busy_s += now - self._busy_since_s
-            return
+            return False
         if ended is None:
             self._busy_since_s = now
-        self._start(step, now)
+        self._start(step)
         if self.lead == 2:
+            if self._host_free_s > now:
+                self._filling = True
+                self._set_alarm(self._host_free_s)
+                return False
             self._composed = self._compose(now)
-        if self.fast_forward:
-            self._stretch = self._find_stretch(now)
-        self._set_alarm(now + step.duration_s if self._stretch is None else self._stretch.last_end_s)
+        return True
 
     def _compose(self, now_s: float) -> Step | None:
         scheduler = self.scheduler
@@ -150,15 +172,34 @@ class Engine:
         if step is None and self._executing is None and scheduler.waiting:
             # Everything that ran was preempted, and a step that preempts admits nobody: compose once more.
             step = scheduler.compose(now_s)
+        self._host_free_s = now_s
+        if step is not None:
+            self._launch(step, now_s)
         if self._after_compose is not None:
             self._after_compose(scheduler)
         return step
 
-    def _start(self, step: Step, start_s: float) -> None:
+    def _launch(self, step: Step, now_s: float) -> None:
+        """Have the host launch a step, and the device run it once it is free, done no sooner than all is launched."""
+        launched_s = now_s + step.launch_s
+        device_free_s = self._device_free_s
+        start_s = now_s if now_s > device_free_s else device_free_s
+        end_s = start_s + step.device_s
+        if end_s < launched_s:
+            end_s = launched_s
+        step.runs(start_s, end_s)
+        self._host_free_s, self._device_free_s = launched_s, end_s
+
+    def _next_boundary_s(self) -> float:
+        """Return when the executing step's output will have been taken in, which waits for the launch of the next."""
+        step = self._executing
+        assert step is not None
+        return max(step.end_s, self._host_free_s) + step.update_s
+
+    def _start(self, step: Step) -> None:
         self._executing = step
-        step.start_s = start_s
         for request in step.admitted:
-            self.listener.scheduled(request, start_s)
+            self.listener.scheduled(request, step.start_s)
 
     def _end(self, step: Step, end_s: float) -> None:
         totals = self.totals
@@ -196,7 +237,7 @@ class Engine:
             return None
         k_exec = scheduler.step_ks[decodes.k_exec]
         line = scheduler.cost.decode_line(decodes.num_seqs, k_exec)
-        stretch = Stretch(step, self._composed, fit, leaves, decodes, k_exec, line)
+        stretch = Stretch(step, self._composed, self._host_free_s, fit, leaves, decodes, k_exec, line)
         if scheduler.waiting.by_id and scheduler.wake_at_s < float("inf"):
             stretch.num_skipped = stretch.passed_before(scheduler.wake_at_s)
         return stretch if stretch.num_skipped else None
@@ -214,22 +255,21 @@ class Engine:
         if stretch.num_steady:
             executing, composed = self._pass_steady(stretch, stretch.num_steady)
         assert executing is not None and composed is not None
-        end_s = stretch.ends[stretch.num_steady]
-        self._end(executing, end_s)
-        self._start(composed, end_s)
-        self._composed = self._compose(end_s)
+        boundary_s = stretch.boundary_s(stretch.num_steady)
+        self._end(executing, boundary_s)
+        self._start(composed)
+        self._composed = self._compose(boundary_s)
 
     def _pass_steady(self, stretch: Stretch, num_steps: int) -> tuple[Step, Step | None]:
         """Pass boundaries at which the same sequences go on; return the steps executing and composed then."""
-        ends = stretch.ends
         first, second = self._executing, self._composed
         assert first is not None
         last = second or first
-        self._end(first, ends[0])
+        self._end(first, stretch.boundary_s(0))
         if second is not None:
-            self._start(second, ends[0])
+            self._start(second)
             if num_steps > 1:
-                self._end(second, ends[1])
+                self._end(second, stretch.boundary_s(1))
         lead = self.lead
         scheduler = self.scheduler
         num_further = num_steps - lead
@@ -244,6 +284,10 @@ class Engine:
                 for position in range(lead, num_steps):
                     self.log.add(stretch.step(position, last))
         scheduler.skip_decodes(num_steps)
+        self._host_free_s, self._device_free_s = (
+            stretch.host_free_after(num_steps),
+            stretch.device_free_after(num_steps),
+        )
         executing = stretch.step(num_steps, last) if num_steps >= lead else last
         return executing, stretch.step(num_steps + 1, last) if lead == 2 else None
 

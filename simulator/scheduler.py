@@ -22,7 +22,7 @@ from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import ADMIT_ALL, BatchPolicy, StepPlan
 from simmoe.policies.views import RequestView, StepView
 from simmoe.policies.waiting_queue import WaitingQueue, WaitingView
-from simmoe.profiles.shape import StepCost, StepShape
+from simmoe.profiles.shape import StepCost, StepParts, StepShape
 from simmoe.simulator.config import EngineConfig
 from simmoe.simulator.decode_set import DecodeSet
 from simmoe.simulator.kv_blocks import BlockPool, blocks_for
@@ -133,9 +133,10 @@ class Scheduler:
             k_exec = self.step_ks[prompts.k_exec]
             qos_slots += prompts.qos_slots
             shape = StepShape(prompts.num_tokens, prompts.kv_pairs, prompts.num_seqs, num_decodes, kv_tokens, k_exec)
-        duration_s = self.cost.step_s(shape)
+        cost = self.cost
+        parts = cost.parts_s(shape) if self.config.async_scheduling else StepParts(cost.step_s(shape))
         num_waiting, num_running = len(self.waiting.by_id), len(self.running)
-        step = Step(index, duration_s, k_exec, qos_slots, num_decodes, kv_tokens, num_waiting, num_running)
+        step = Step(index, parts, k_exec, qos_slots, num_decodes, kv_tokens, num_waiting, num_running)
         self.next_index = index + 1
         if prompts is not None:
             self.plan_stale = True
@@ -193,7 +194,7 @@ class Scheduler:
         if line not in self._lines_run:
             self._lines_run.add(line)
             kv_tokens = decodes.kv_tokens(self.next_index - 1)
-            self.cost.step_s(StepShape(0, 0, 0, decodes.num_seqs, kv_tokens, self.step_ks[decodes.k_exec]))
+            self.cost.parts_s(StepShape(0, 0, 0, decodes.num_seqs, kv_tokens, self.step_ks[decodes.k_exec]))
         if self.pool.num_free_blocks < self._least_free_blocks:
             self._note_peak()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simmoe.profiles.shape import StepParts
 from simmoe.simulator.request import SimRequest
 
 
@@ -13,22 +14,26 @@ class Step:
     __slots__ = (
         "admitted",
         "completed_prompts",
+        "device_s",
         "duration_s",
+        "end_s",
         "index",
         "k_exec",
         "kv_tokens",
+        "launch_s",
         "num_decode_seqs",
         "num_prefill_tokens",
         "num_running",
         "num_waiting",
         "qos_slots",
         "start_s",
+        "update_s",
     )
 
     def __init__(
         self,
         index: int,
-        duration_s: float,
+        parts: StepParts,
         k_exec: int,
         qos_slots: int,
         num_decode_seqs: int,
@@ -37,7 +42,8 @@ class Step:
         num_running: int,
     ) -> None:
         self.index = index
-        self.duration_s = duration_s
+        self.device_s, host_s, self.update_s = parts
+        self.launch_s = host_s - self.update_s
         self.k_exec = k_exec
         """The budget every token of it runs at."""
         self.qos_slots = qos_slots
@@ -50,12 +56,20 @@ class Step:
         self.num_running = num_running
         """Requests running once it was composed."""
         self.start_s = 0.0
-        """Set when it starts."""
+        """When it starts on the device; set when it is launched, as are the next two."""
+        self.end_s = 0.0
+        """When it ends there."""
+        self.duration_s = 0.0
         self.num_prefill_tokens = 0
         self.admitted: Sequence[SimRequest] = ()
         """Requests whose first chunk it computes."""
         self.completed_prompts: Sequence[SimRequest] = ()
         """Requests whose prompt it completes: their next output token comes at its end."""
+
+    def runs(self, start_s: float, end_s: float) -> None:
+        """Note when it runs; it lasts what it takes of the device, unless the host holds it up."""
+        self.start_s, self.end_s = start_s, end_s
+        self.duration_s = self.device_s if end_s == start_s + self.device_s else end_s - start_s
 
     @property
     def num_tokens(self) -> int:

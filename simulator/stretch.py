@@ -1,8 +1,9 @@
 """A run of steps through which the same sequences decode and nobody enters, advanced as one event.
 
 It begins with the steps already composed, whatever they compute. Those that follow differ only in the KV they attend
-to: their durations lie on the cost model's decode line, and the times at which they end are a running sum. Both are
-computed in the order and with the operations of the step-by-step mode, so they are equal to the last bit.
+to: what they take of the device lies on the cost model's decode line, and the times at which they end are a running sum
+wherever the host keeps up. Both are computed in the order and with the operations of the step-by-step mode, so they are
+equal to the last bit.
 """
 
 from __future__ import annotations
@@ -11,23 +12,39 @@ from bisect import bisect_left
 
 import numpy as np
 
-from simmoe.profiles.shape import DecodeLine
+from simmoe.profiles.shape import DecodeLine, StepParts
 from simmoe.simulator.decode_set import DecodeSet
 from simmoe.simulator.step import Step
 
 SHORT = 40
 """Up to this many steps a loop is faster than arrays."""
 
+MARGIN_S = 1e-6
+"""What is slower by this is so whatever rounding does to sums of times up to a century."""
+
 
 class Stretch:
     """Steps at positions 0 .. ``num_skipped``; the last is left for the engine to end by itself."""
 
-    __slots__ = ("_decodes", "_kv_start", "_line", "ends", "first_index", "k_exec", "num_skipped", "num_steady")
+    __slots__ = (
+        "_boundaries",
+        "_decodes",
+        "_device_ends",
+        "_is_async",
+        "_kv_start",
+        "_line",
+        "_update_s",
+        "first_index",
+        "k_exec",
+        "num_skipped",
+        "num_steady",
+    )
 
     def __init__(
         self,
         executing: Step,
         composed: Step | None,
+        host_free_s: float,
         num_steady: int,
         leaves: bool,
         decodes: DecodeSet,
@@ -37,8 +54,9 @@ class Stretch:
         """Begin a stretch.
 
         Args:
-            executing: the step that has just started.
+            executing: the step whose output comes next.
             composed: with asynchronous scheduling, the next.
+            host_free_s: when the host has launched all that is composed.
             num_steady: boundaries to pass at which the same sequences go on, the ends of that many steps.
             leaves: whether to pass one more, at which some are composed no further.
             decodes: the sequences of every further step; must stay as they are.
@@ -53,16 +71,86 @@ class Stretch:
         self.k_exec = k_exec
         self._line = line
         self._kv_start = decodes.kv_tokens(executing.index)
-        self.ends = [executing.start_s + executing.duration_s]
-        """[num_skipped + 1] when each step ends."""
-        if composed is not None:
-            self.ends.append(self.ends[0] + composed.duration_s)
-        self._append_ends(self.num_skipped + 1)
+        self._is_async = composed is not None
+        self._update_s = line.update_s if self._is_async else 0.0
+        self._device_ends = [executing.end_s]
+        """[num_skipped + 1, or with asynchronous scheduling one more] when each step ends on the device."""
+        self._boundaries: list[float] = []
+        """Those up to where the host waits for the device, and will from there on."""
+        if composed is None:
+            self._append_back_to_back(self.num_skipped + 1)
+            return
+        self._device_ends.append(composed.end_s)
+        self._boundaries.append(max(executing.end_s, host_free_s) + executing.update_s)
+        self._append_launched(self.num_skipped + 2, composed.update_s)
+        if leaves and not self._host_waits(num_steady):
+            self.num_skipped -= 1  # the host decides when, and has less to do once some are composed no further
 
-    def _append_ends(self, num_steps: int) -> None:
-        ends = self.ends
+    def boundary_s(self, position: int) -> float:
+        """Return when the output of the step at ``position`` <= num_skipped has been taken in."""
+        boundaries = self._boundaries
+        return boundaries[position] if position < len(boundaries) else self._device_ends[position] + self._update_s
+
+    def _host_waits(self, position: int) -> bool:
+        """Whether what is composed at a boundary has been launched before the next step ends."""
+        launch_s = self._line.floor_s - self._line.update_s
+        return self.boundary_s(position) + launch_s <= self._device_ends[position + 1]
+
+    def _append_launched(self, num_steps: int, update_s: float) -> None:
+        """Add steps that are launched at the boundary two before their own.
+
+        Args:
+            num_steps: of the stretch and two more.
+            update_s: of the step at position 1.
+        """
+        ends, boundaries = self._device_ends, self._boundaries
         seqs = self._decodes.num_seqs
-        base, slope, floor = self._line
+        base, slope, host_s, line_update_s = self._line
+        launch_s = host_s - line_update_s
+        composed_s, before_s = boundaries[0], ends[1]
+        kv_tokens = self._kv_start + 2 * seqs
+        while len(ends) < num_steps:
+            device_s = base + slope * kv_tokens
+            kv_tokens += seqs
+            launched_s = composed_s + launch_s
+            end_s = (composed_s if composed_s > before_s else before_s) + device_s
+            if end_s < launched_s:
+                end_s = launched_s
+            ends.append(end_s)
+            host_waits = before_s >= launched_s
+            composed_s = (before_s if host_waits else launched_s) + update_s
+            boundaries.append(composed_s)
+            if host_waits and device_s >= host_s + MARGIN_S:
+                self._append_back_to_back(num_steps)
+                return
+            if composed_s >= end_s and device_s <= host_s - MARGIN_S and num_steps - len(ends) > SHORT:
+                self._append_held_up(num_steps)
+                composed_s, end_s = boundaries[-1], ends[-1]
+                kv_tokens = self._kv_start + len(ends) * seqs
+            before_s, update_s = end_s, line_update_s
+
+    def _append_held_up(self, num_steps: int) -> None:
+        """Add steps for as long as the device waits for the host, which composes each once it is done with the last."""
+        ends, boundaries = self._device_ends, self._boundaries
+        seqs = self._decodes.num_seqs
+        base, slope, host_s, update_s = self._line
+        times = np.arange(self._kv_start + len(ends) * seqs, self._kv_start + num_steps * seqs, seqs, dtype=np.float64)
+        times *= slope
+        times += base
+        times = times[: np.searchsorted(times, host_s - MARGIN_S, side="right")]
+        turns = np.empty(2 * len(times) + 1)
+        turns[0], turns[1::2], turns[2::2] = boundaries[-1], host_s - update_s, update_s
+        np.add.accumulate(turns, out=turns)
+        times += turns[:-1:2]
+        np.maximum(times, turns[1::2], out=times)
+        ends += times.tolist()
+        boundaries += turns[2::2].tolist()
+
+    def _append_back_to_back(self, num_steps: int) -> None:
+        """Add steps that each begin when the one before ends."""
+        ends = self._device_ends
+        seqs = self._decodes.num_seqs
+        base, slope, floor, _ = self._line
         kv_tokens = self._kv_start + seqs * len(ends)
         kv_end = self._kv_start + seqs * num_steps
         now = ends[-1]
@@ -79,25 +167,38 @@ class Stretch:
         times[0] = now
         ends += np.add.accumulate(times, out=times)[1:].tolist()
 
+    def host_free_after(self, num_boundaries: int) -> float:
+        """Return when the host has launched all that is composed once so many boundaries, at least 1, are passed."""
+        launch_s = self._line.floor_s - self._line.update_s if self._is_async else 0.0
+        return self.boundary_s(num_boundaries - 1) + launch_s
+
+    def device_free_after(self, num_boundaries: int) -> float:
+        """Return when the device has run all that is composed once so many boundaries are passed."""
+        return self._device_ends[num_boundaries + self._is_async]
+
     def step(self, position: int, like: Step) -> Step:
         """Return a step not composed at the start, as many waiting and running at its composition as at ``like``'s."""
         decodes = self._decodes
-        base, slope, floor = self._line
+        base, slope, host_s, update_s = self._line
         num_seqs = decodes.num_seqs
         kv_tokens = self._kv_start + num_seqs * position
-        duration = base + slope * kv_tokens
-        if duration < floor:
-            duration = floor
-        index, k_exec = self.first_index + position, self.k_exec
-        step = Step(index, duration, k_exec, decodes.sum_k_qos, num_seqs, kv_tokens, like.num_waiting, like.num_running)
-        step.start_s = self.ends[position - 1]
+        parts = StepParts(base + slope * kv_tokens, host_s, update_s)
+        if not self._is_async:
+            parts = StepParts(max(parts.device_s, host_s))
+        counts = num_seqs, kv_tokens, like.num_waiting, like.num_running
+        step = Step(self.first_index + position, parts, self.k_exec, decodes.sum_k_qos, *counts)
+        step.runs(self._start_s(position), self._device_ends[position])
         return step
 
+    def _start_s(self, position: int) -> float:
+        before_s = self._device_ends[position - 1]
+        return max(before_s, self.boundary_s(position - 2)) if self._is_async else before_s
+
     def passed_before(self, time_s: float) -> int:
-        """Return how many of the steps to skip end strictly before ``time_s``."""
-        return bisect_left(self.ends, time_s, 0, self.num_skipped)
+        """Return how many of the boundaries to pass lie strictly before ``time_s``."""
+        return bisect_left(range(self.num_skipped), time_s, key=self.boundary_s)
 
     @property
-    def last_end_s(self) -> float:
-        """When the step left to the engine ends."""
-        return self.ends[self.num_skipped]
+    def last_boundary_s(self) -> float:
+        """When the output of the step left to the engine has been taken in."""
+        return self.boundary_s(self.num_skipped)

@@ -11,7 +11,7 @@ import numpy as np
 from simmoe.analysis.compare import differences
 from simmoe.commands.validate import simulate_like
 from simmoe.profiles.catalog import Profile
-from simmoe.profiles.shape import DecodeLine, StepCost, StepShape
+from simmoe.profiles.shape import DecodeLine, StepCost, StepParts, StepShape
 from simmoe.profiles.step_cost import ProfileStepCost
 from simmoe.records import RunRecord
 from simmoe.simulator.config import FrontEndConfig
@@ -33,6 +33,10 @@ class Slower:
     def step_s(self, shape: StepShape, /) -> float:
         """Return the seconds of a step."""
         return self._factor * self._cost.step_s(shape)
+
+    def parts_s(self, shape: StepShape, /) -> StepParts:
+        """Return the parts of a step."""
+        return StepParts(*(self._factor * part for part in self._cost.parts_s(shape)))
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """Return the line a decode-only step follows as its KV grows."""

@@ -26,7 +26,7 @@ from simmoe.simulator.simulation import simulate
 from simmoe.traces.workload import Workload
 from tests.laws.test_profile_laws import tables
 from tests.support.reference_engine import ReferenceEngine, fates
-from tests.support.worlds import K_MAX, costs, engine_configs, workloads
+from tests.support.worlds import K_MAX, HostedStepCost, costs, engine_configs, workloads
 
 TIMES = ("dispatched_s", "scheduled_s", "first_token_s", "finished_s")
 BATCH = ("fifo", "tiers", "fixed-k", "tiers,max_wait_s=0.05")
@@ -104,6 +104,20 @@ def test_fast_forward_is_bit_equal_to_step_by_step(
     unrecorded = run(workload, dataclasses.replace(config, record_steps=False), cost, policy)
     assert_equal_tables(fast.requests, unrecorded.requests)
     assert (fast.ranks, fast.policy_state) == (unrecorded.ranks, unrecorded.policy_state)
+
+
+@given(workloads(max_requests=4), costs(), st.sampled_from([20, 50]))
+@settings(max_examples=100)
+def test_long_stretches_are_bit_equal_too(workload: Workload, cost: LinearStepCost, times: int) -> None:
+    """Of more steps than a loop goes through, where the host waits for the device, where it does not, and in turn."""
+    longer = dataclasses.replace(workload, output_tokens=times * workload.output_tokens)
+    config = SimConfig(k_max=K_MAX, engine=EngineConfig(num_gpu_blocks=20_000), record_steps=True)
+    fast = run(longer, config, cost, "fifo+round-robin")
+    slow = run(longer, dataclasses.replace(config, fast_forward=False), cost, "fifo+round-robin")
+    assert fast.steps is not None and slow.steps is not None
+    assert_equal_tables(fast.requests, slow.requests)
+    assert_equal_tables(fast.steps, slow.steps)
+    assert fast.ranks == slow.ranks
 
 
 @given(workloads(), sim_configs(), tables(), choices)
@@ -189,7 +203,7 @@ def test_steps_keep_within_the_engines_limits(
         assert (starts[1:] >= ends[:-1]).all(), "a rank runs one step at a time"
 
 
-@given(workloads(), sim_configs(k_granularity=1), costs(), choices)
+@given(workloads(), sim_configs(k_granularity=1), costs(hosted=False), choices)
 @settings(max_examples=200)
 def test_every_scheduled_request_gets_at_least_its_budget(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
@@ -250,9 +264,11 @@ def test_first_come_first_served_within_a_tier(
 @given(workloads(), sim_configs(), costs(), choices)
 @settings(max_examples=150)
 def test_never_idle_with_admissible_work(
-    workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str
+    workload: Workload, config: SimConfig, cost: HostedStepCost, policy: str
 ) -> None:
-    config = front_end_like(config, egress_per_token_s=0.0)  # so that a finish tells the end of its step
+    """While somebody is present the device waits no longer than the host takes to take the last two outputs in."""
+    config = front_end_like(config, egress_per_token_s=0.0)  # so that a finish tells when its step was taken in
+    update_seq_s = cost.update_seq_s if config.engine.async_scheduling else 0.0
     result = run(workload, config, cost, policy)
     steps, requests = result.steps, result.requests
     assert steps is not None
@@ -263,8 +279,10 @@ def test_never_idle_with_admissible_work(
         here = (requests["dp_rank"] == rank) & (requests["status"] == "finished")
         present = requests["dispatched_s"][here]
         gone = requests["finished_s"][here] - config.front_end.egress_s
-        # Between two steps that do not touch, nobody is present.
-        for left, right in zip(ends[:-1], starts[1:], strict=True):
+        seqs = steps["num_running"][mine]
+        host_free = ends + update_seq_s * (seqs + np.concatenate(([0], seqs[:-1])))
+        # Between two steps that are further apart, nobody is present.
+        for left, right in zip(host_free[:-1], starts[1:], strict=True):
             if right > left + 1e-12:
                 assert not ((present < right - 1e-12) & (gone > left + 1e-12)).any()
 

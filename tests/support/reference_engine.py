@@ -11,7 +11,7 @@ from typing import Any
 
 from simmoe.policies.protocols import BatchPolicy
 from simmoe.policies.views import RequestView, StepView
-from simmoe.profiles.shape import StepCost, StepShape
+from simmoe.profiles.shape import StepCost, StepParts, StepShape
 from simmoe.simulator.config import EngineConfig
 from simmoe.traces.workload import Workload
 
@@ -38,9 +38,11 @@ class Request:
 @dataclass
 class Composed:
     shape: StepShape
-    duration_s: float
+    parts: StepParts
     started: list[Request]
     samples: list[Request]
+    start_s: float = 0.0
+    end_s: float = 0.0
 
 
 class ReferenceEngine:
@@ -72,30 +74,36 @@ class ReferenceEngine:
         ]
         to_come = list(requests)
         now = 0.0
+        host_free_s = device_free_s = 0.0
         queue: list[Composed] = []
         while True:
-            while to_come and to_come[0].arrival_s <= now:
+            # vLLM's loop: take in what arrived; compose and launch a step; unless two are under way or nothing is to be
+            # computed, go round again, else wait for the oldest and take its output in
+            while to_come and to_come[0].arrival_s <= now:  # an arrival at a boundary comes before it
                 self.enqueue(to_come.pop(0))
-            if queue:
-                self.start(queue[0], now)
-            while len(queue) < lead:
+            step = self.compose(now) if len(queue) < lead else None
+            if step is None and not queue and (self.waiting or self.preempted):
                 step = self.compose(now)
-                if step is None and not queue and (self.waiting or self.preempted):
-                    step = self.compose(now)
-                if step is None:
-                    break
-                if not queue:
-                    self.start(step, now)
+            host_free_s = now
+            if step is not None:
+                host_free_s = launched_s = now + step.parts.launch_s
+                step.start_s = max(now, device_free_s)
+                step.end_s = device_free_s = max(step.start_s + step.parts.device_s, launched_s)
+                for request in step.started:
+                    request.times.setdefault("scheduled", step.start_s)
                 queue.append(step)
+                if len(queue) < lead:
+                    now = launched_s
+                    continue
             if not queue:
                 if not to_come:
                     return requests
                 now = to_come[0].arrival_s
                 continue
             step = queue.pop(0)
-            now += step.duration_s
+            now = max(step.end_s, host_free_s) + step.parts.update_s
             self.steps.append(step)
-            while to_come and to_come[0].arrival_s <= now:  # an arrival at a boundary comes before it
+            while to_come and to_come[0].arrival_s <= now:
                 self.enqueue(to_come.pop(0))
             self.deliver(step, now)
 
@@ -111,10 +119,6 @@ class ReferenceEngine:
         self.waiting.append(request)
         if key is not None:
             self.waiting.sort(key=lambda r: (key(r.view()), r.arrival_s, r.row))
-
-    def start(self, step: Composed, now: float) -> None:
-        for request in step.started:
-            request.times.setdefault("scheduled", now)
 
     def deliver(self, step: Composed, now: float) -> None:
         for request in step.samples:
@@ -184,7 +188,9 @@ class ReferenceEngine:
             if request.computed == request.prompt + request.sampled:
                 request.sampled += 1
                 samples.append(request)
-        return Composed(shape, self.cost.step_s(shape), started, samples)
+        overlaps = self.config.async_scheduling
+        parts = self.cost.parts_s(shape) if overlaps else StepParts(self.cost.step_s(shape))
+        return Composed(shape, parts, started, samples)
 
     def admit(self, now: float, budget: int, k_running: int, scheduled: list[tuple[Request, int]]) -> list[Request]:
         queue = self.preempted + self.waiting

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from simmoe.profiles.shape import LinearStepCost
+from simmoe.profiles.shape import DecodeLine, LinearStepCost, StepParts, StepShape
 from simmoe.simulator.config import EngineConfig
 from simmoe.traces.workload import Workload
 
@@ -60,10 +60,40 @@ def engine_configs(draw: st.DrawFn, /, **fixed: Any) -> EngineConfig:
     return EngineConfig(**{**settings, **fixed})
 
 
-def costs() -> st.SearchStrategy[LinearStepCost]:
-    """Step costs in which budgets, tokens and KV all show."""
+class HostedStepCost(LinearStepCost):
+    """A linear cost on the device beside a host that takes long over prompts, and over the output of each sequence."""
+
+    def __init__(self, launch_prompt_s: float, launch_decode_s: float, update_seq_s: float, **linear: float) -> None:
+        super().__init__(**linear)
+        self._launch_s = {True: launch_prompt_s, False: launch_decode_s}
+        self.update_seq_s = update_seq_s
+
+    def step_s(self, shape: StepShape, /) -> float:
+        device_s, host_s, _ = self.parts_s(shape)
+        return max(device_s, host_s)
+
+    def parts_s(self, shape: StepShape, /) -> StepParts:
+        update_s = self.update_seq_s * (shape.num_prefill_seqs + shape.num_decode_seqs)
+        launch_s = self._launch_s[shape.num_prefill_tokens > 0]
+        return StepParts(super().step_s(shape), launch_s + update_s, update_s)
+
+    def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
+        update_s = self.update_seq_s * num_decode_seqs
+        line = super().decode_line(num_decode_seqs, k_exec)
+        return line._replace(floor_s=self._launch_s[False] + update_s, update_s=update_s)
+
+
+def costs(hosted: bool = True) -> st.SearchStrategy[HostedStepCost]:
+    """Step costs in which budgets, tokens and KV all show, and in some a host that keeps up or does not.
+
+    Args:
+        hosted: false: the host takes no time, and a token tells the end of its step on the device.
+    """
     return st.builds(
-        LinearStepCost,
+        HostedStepCost,
+        launch_prompt_s=st.sampled_from([0.0, 0.003, 0.0201] if hosted else [0.0]),
+        launch_decode_s=st.sampled_from([0.0, 0.0017, 0.0051] if hosted else [0.0]),
+        update_seq_s=st.sampled_from([0.0, 0.0004, 0.0031] if hosted else [0.0]),
         base_s=st.sampled_from([1e-4, 0.004, 0.0113]),
         per_pair_s=st.sampled_from([0.0, 1e-5, 3.3e-6]),
         per_kv_s=st.sampled_from([0.0, 1e-6, 7.7e-7]),

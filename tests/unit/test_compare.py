@@ -20,7 +20,7 @@ from simmoe.errors import RecordError
 from simmoe.live.driving.lag import judge_lag
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import load_profile
-from simmoe.profiles.shape import DecodeLine, StepShape
+from simmoe.profiles.shape import DecodeLine, StepParts, StepShape
 from simmoe.records import RunRecord, write_record
 from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
 from simmoe.simulator.simulation import simulate
@@ -40,6 +40,9 @@ class Slower:
 
     def step_s(self, shape: StepShape, /) -> float:
         return self._factor * self._cost.step_s(shape)
+
+    def parts_s(self, shape: StepShape, /) -> StepParts:
+        return StepParts(*(self._factor * part for part in self._cost.parts_s(shape)))
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         return DecodeLine(*(self._factor * part for part in self._cost.decode_line(num_decode_seqs, k_exec)))

@@ -13,7 +13,7 @@ from simmoe.analysis.compare_causes import Causes, MeanLatency, StepRatios, mean
 from simmoe.errors import RecordError, SimmoeError
 from simmoe.policies.registry import PolicyChoice, parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
-from simmoe.profiles.shape import DecodeLine, StepCost, StepShape
+from simmoe.profiles.shape import DecodeLine, StepCost, StepParts, StepShape
 from simmoe.records import Columns, RunRecord
 from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
 from simmoe.simulator.simulation import simulate
@@ -83,10 +83,15 @@ class _Scaled:
 
     def step_s(self, shape: StepShape, /) -> float:
         """Return the seconds a like step takes in the other record."""
-        ratio = self._ratios.ratio(
-            shape.num_prefill_tokens, shape.num_decode_seqs, shape.decode_kv_tokens, shape.k_exec
-        )
-        return ratio * self._cost.step_s(shape)
+        return self._ratio(shape) * self._cost.step_s(shape)
+
+    def parts_s(self, shape: StepShape, /) -> StepParts:
+        """Return the parts of that, each scaled."""
+        ratio = self._ratio(shape)
+        return StepParts(*(ratio * part for part in self._cost.parts_s(shape)))
+
+    def _ratio(self, shape: StepShape) -> float:
+        return self._ratios.ratio(shape.num_prefill_tokens, shape.num_decode_seqs, shape.decode_kv_tokens, shape.k_exec)
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """No line: its ratio changes along it; it is for runs that take every step."""
