@@ -107,7 +107,8 @@ def _recorded(live: RunRecord, experiment: Experiment) -> Cell:
     names = ("trace", "requests", "mu", "sigma", "k_max", "seed")
     spec = WorkloadSpec(**{name: given[name] for name in names}, rate=float(given["rate"]))
     system, rate, num_ranks = told["system"], float(given["rate"]), live.manifest["config"]["num_ranks"]
-    load = told.get("load") or rate / ((experiment.saturation or {}).get(system, 1.0) * num_ranks)
+    saturation = (experiment.saturation or {}).get(system, 0.0) * num_ranks
+    load = rate / saturation if saturation else told["load"] or math.inf
     return Cell(told["cell"], system, rate, load, given["requests"], num_ranks, spec)
 
 
