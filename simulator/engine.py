@@ -130,17 +130,22 @@ class Engine:
             self._publish(now)
         if self._stretch is not None:
             self._pass(self._stretch.num_skipped)
-        if self._filling:
-            self._filling = False
+        if not self._filling:
+            if not self._advance(now):
+                return
+            if self._host_free_s > now:
+                self._filling = True
+                self._set_alarm(self._host_free_s)
+                return
+        if self.lead == 2:
             self._composed = self._compose(now)
-        elif not self._advance(now):
-            return
+            self._filling = False
         if self.fast_forward:
             self._stretch = self._find_stretch(now)
         self._set_alarm(self._next_boundary_s() if self._stretch is None else self._stretch.last_boundary_s)
 
     def _advance(self, now: float) -> bool:
-        """Take in the executing step's output, and compose what can be; return whether the next boundary is known."""
+        """Take in the output of the step that ends, and start the next; return whether there is one."""
         ended, step = self._executing, self._composed
         self._executing = self._composed = None
         if ended is not None:
@@ -158,12 +163,6 @@ class Engine:
         if ended is None:
             self._busy_since_s = now
         self._start(step)
-        if self.lead == 2:
-            if self._host_free_s > now:
-                self._filling = True
-                self._set_alarm(self._host_free_s)
-                return False
-            self._composed = self._compose(now)
         return True
 
     def _compose(self, now_s: float) -> Step | None:
@@ -174,16 +173,17 @@ class Engine:
             step = scheduler.compose(now_s)
         self._host_free_s = now_s
         if step is not None:
-            self._launch(step, now_s)
+            self._launch(step)
         if self._after_compose is not None:
             self._after_compose(scheduler)
         return step
 
-    def _launch(self, step: Step, now_s: float) -> None:
+    def _launch(self, step: Step) -> None:
         """Have the host launch a step, and the device run it once it is free, done no sooner than all is launched."""
-        launched_s = now_s + step.launch_s
-        device_free_s = self._device_free_s
-        start_s = now_s if now_s > device_free_s else device_free_s
+        start_s, device_free_s = self._host_free_s, self._device_free_s
+        launched_s = start_s + step.launch_s
+        if start_s < device_free_s:
+            start_s = device_free_s
         end_s = start_s + step.device_s
         if end_s < launched_s:
             end_s = launched_s
@@ -194,7 +194,7 @@ class Engine:
         """Return when the executing step's output will have been taken in, which waits for the launch of the next."""
         step = self._executing
         assert step is not None
-        return max(step.end_s, self._host_free_s) + step.update_s
+        return (step.end_s if step.end_s > self._host_free_s else self._host_free_s) + step.update_s
 
     def _start(self, step: Step) -> None:
         self._executing = step
@@ -255,7 +255,7 @@ class Engine:
         if stretch.num_steady:
             executing, composed = self._pass_steady(stretch, stretch.num_steady)
         assert executing is not None and composed is not None
-        boundary_s = stretch.boundary_s(stretch.num_steady)
+        boundary_s = stretch.boundaries[stretch.num_steady]
         self._end(executing, boundary_s)
         self._start(composed)
         self._composed = self._compose(boundary_s)
@@ -265,11 +265,11 @@ class Engine:
         first, second = self._executing, self._composed
         assert first is not None
         last = second or first
-        self._end(first, stretch.boundary_s(0))
+        self._end(first, stretch.boundaries[0])
         if second is not None:
             self._start(second)
             if num_steps > 1:
-                self._end(second, stretch.boundary_s(1))
+                self._end(second, stretch.boundaries[1])
         lead = self.lead
         scheduler = self.scheduler
         num_further = num_steps - lead
@@ -284,12 +284,11 @@ class Engine:
                 for position in range(lead, num_steps):
                     self.log.add(stretch.step(position, last))
         scheduler.skip_decodes(num_steps)
-        self._host_free_s, self._device_free_s = (
-            stretch.host_free_after(num_steps),
-            stretch.device_free_after(num_steps),
-        )
         executing = stretch.step(num_steps, last) if num_steps >= lead else last
-        return executing, stretch.step(num_steps + 1, last) if lead == 2 else None
+        composed = stretch.step(num_steps + 1, last) if lead == 2 else None
+        self._host_free_s = stretch.host_free_after(num_steps)
+        self._device_free_s = (composed or executing).end_s
+        return executing, composed
 
     # ---------------------------------------------------------------------------------------------------- publication
 

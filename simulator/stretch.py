@@ -27,13 +27,12 @@ class Stretch:
     """Steps at positions 0 .. ``num_skipped``; the last is left for the engine to end by itself."""
 
     __slots__ = (
-        "_boundaries",
         "_decodes",
         "_device_ends",
         "_is_async",
         "_kv_start",
         "_line",
-        "_update_s",
+        "boundaries",
         "first_index",
         "k_exec",
         "num_skipped",
@@ -72,29 +71,33 @@ class Stretch:
         self._line = line
         self._kv_start = decodes.kv_tokens(executing.index)
         self._is_async = composed is not None
-        self._update_s = line.update_s if self._is_async else 0.0
         self._device_ends = [executing.end_s]
-        """[num_skipped + 1, or with asynchronous scheduling one more] when each step ends on the device."""
-        self._boundaries: list[float] = []
-        """Those up to where the host waits for the device, and will from there on."""
+        """When each step ends on the device, up to where the device waits for the host, and will from there on."""
+        self.boundaries: list[float] = []
+        """[num_skipped + 1] when each step's output has been taken in, and the next but one is composed."""
         if composed is None:
+            self.boundaries = self._device_ends
             self._append_back_to_back(self.num_skipped + 1)
             return
         self._device_ends.append(composed.end_s)
-        self._boundaries.append(max(executing.end_s, host_free_s) + executing.update_s)
+        self.boundaries.append(max(executing.end_s, host_free_s) + executing.update_s)
         self._append_launched(self.num_skipped + 2, composed.update_s)
         if leaves and not self._host_waits(num_steady):
             self.num_skipped -= 1  # the host decides when, and has less to do once some are composed no further
 
-    def boundary_s(self, position: int) -> float:
-        """Return when the output of the step at ``position`` <= num_skipped has been taken in."""
-        boundaries = self._boundaries
-        return boundaries[position] if position < len(boundaries) else self._device_ends[position] + self._update_s
+    def _device_end_s(self, position: int) -> float:
+        ends = self._device_ends
+        if position < len(ends):
+            return ends[position]
+        base, slope, host_s, update_s = self._line
+        device_s = base + slope * (self._kv_start + self._decodes.num_seqs * position)
+        launch_s = host_s - update_s
+        return self.boundaries[position - 2] + (device_s if device_s > launch_s else launch_s)
 
     def _host_waits(self, position: int) -> bool:
         """Whether what is composed at a boundary has been launched before the next step ends."""
         launch_s = self._line.floor_s - self._line.update_s
-        return self.boundary_s(position) + launch_s <= self._device_ends[position + 1]
+        return self.boundaries[position] + launch_s <= self._device_end_s(position + 1)
 
     def _append_launched(self, num_steps: int, update_s: float) -> None:
         """Add steps that are launched at the boundary two before their own.
@@ -103,12 +106,13 @@ class Stretch:
             num_steps: of the stretch and two more.
             update_s: of the step at position 1.
         """
-        ends, boundaries = self._device_ends, self._boundaries
+        ends, boundaries = self._device_ends, self.boundaries
         seqs = self._decodes.num_seqs
         base, slope, host_s, line_update_s = self._line
         launch_s = host_s - line_update_s
         composed_s, before_s = boundaries[0], ends[1]
         kv_tokens = self._kv_start + 2 * seqs
+        kv_last = self._kv_start + (num_steps - 1) * seqs
         while len(ends) < num_steps:
             device_s = base + slope * kv_tokens
             kv_tokens += seqs
@@ -122,28 +126,28 @@ class Stretch:
             boundaries.append(composed_s)
             if host_waits and device_s >= host_s + MARGIN_S:
                 self._append_back_to_back(num_steps)
+                boundaries += [end_s + line_update_s for end_s in ends[len(boundaries) : num_steps - 1]]
                 return
-            if composed_s >= end_s and device_s <= host_s - MARGIN_S and num_steps - len(ends) > SHORT:
-                self._append_held_up(num_steps)
-                composed_s, end_s = boundaries[-1], ends[-1]
-                kv_tokens = self._kv_start + len(ends) * seqs
             before_s, update_s = end_s, line_update_s
+            if composed_s >= before_s and base + slope * kv_last <= host_s - MARGIN_S:
+                self._append_held_up(num_steps)
+                return
 
     def _append_held_up(self, num_steps: int) -> None:
-        """Add steps for as long as the device waits for the host, which composes each once it is done with the last."""
-        ends, boundaries = self._device_ends, self._boundaries
-        seqs = self._decodes.num_seqs
-        base, slope, host_s, update_s = self._line
-        times = np.arange(self._kv_start + len(ends) * seqs, self._kv_start + num_steps * seqs, seqs, dtype=np.float64)
-        times *= slope
-        times += base
-        times = times[: np.searchsorted(times, host_s - MARGIN_S, side="right")]
-        turns = np.empty(2 * len(times) + 1)
-        turns[0], turns[1::2], turns[2::2] = boundaries[-1], host_s - update_s, update_s
+        """Add boundaries of steps for which the device waits: the host composes each when done with the one before."""
+        boundaries = self.boundaries
+        _, _, host_s, update_s = self._line
+        launch_s = host_s - update_s
+        num_boundaries = num_steps - 1 - len(boundaries)
+        now = boundaries[-1]
+        if num_boundaries < SHORT:
+            for _ in range(num_boundaries):
+                now = (now + launch_s) + update_s
+                boundaries.append(now)
+            return
+        turns = np.empty(2 * num_boundaries + 1)
+        turns[0], turns[1::2], turns[2::2] = now, launch_s, update_s
         np.add.accumulate(turns, out=turns)
-        times += turns[:-1:2]
-        np.maximum(times, turns[1::2], out=times)
-        ends += times.tolist()
         boundaries += turns[2::2].tolist()
 
     def _append_back_to_back(self, num_steps: int) -> None:
@@ -170,11 +174,7 @@ class Stretch:
     def host_free_after(self, num_boundaries: int) -> float:
         """Return when the host has launched all that is composed once so many boundaries, at least 1, are passed."""
         launch_s = self._line.floor_s - self._line.update_s if self._is_async else 0.0
-        return self.boundary_s(num_boundaries - 1) + launch_s
-
-    def device_free_after(self, num_boundaries: int) -> float:
-        """Return when the device has run all that is composed once so many boundaries are passed."""
-        return self._device_ends[num_boundaries + self._is_async]
+        return self.boundaries[num_boundaries - 1] + launch_s
 
     def step(self, position: int, like: Step) -> Step:
         """Return a step not composed at the start, as many waiting and running at its composition as at ``like``'s."""
@@ -182,23 +182,28 @@ class Stretch:
         base, slope, host_s, update_s = self._line
         num_seqs = decodes.num_seqs
         kv_tokens = self._kv_start + num_seqs * position
-        parts = StepParts(base + slope * kv_tokens, host_s, update_s)
-        if not self._is_async:
-            parts = StepParts(max(parts.device_s, host_s))
+        device_s = base + slope * kv_tokens
         counts = num_seqs, kv_tokens, like.num_waiting, like.num_running
+        if not self._is_async:
+            parts = StepParts(device_s if device_s > host_s else host_s)
+            step = Step(self.first_index + position, parts, self.k_exec, decodes.sum_k_qos, *counts)
+            step.runs(self._device_ends[position - 1], self._device_ends[position])
+            return step
+        parts = StepParts(device_s, host_s, update_s)
         step = Step(self.first_index + position, parts, self.k_exec, decodes.sum_k_qos, *counts)
-        step.runs(self._start_s(position), self._device_ends[position])
+        start_s, before_s = self.boundaries[position - 2], self._device_end_s(position - 1)
+        launched_s = start_s + step.launch_s
+        if start_s < before_s:
+            start_s = before_s
+        end_s = start_s + device_s
+        step.runs(start_s, end_s if end_s > launched_s else launched_s)
         return step
-
-    def _start_s(self, position: int) -> float:
-        before_s = self._device_ends[position - 1]
-        return max(before_s, self.boundary_s(position - 2)) if self._is_async else before_s
 
     def passed_before(self, time_s: float) -> int:
         """Return how many of the boundaries to pass lie strictly before ``time_s``."""
-        return bisect_left(range(self.num_skipped), time_s, key=self.boundary_s)
+        return bisect_left(self.boundaries, time_s, 0, self.num_skipped)
 
     @property
     def last_boundary_s(self) -> float:
         """When the output of the step left to the engine has been taken in."""
-        return self.boundary_s(self.num_skipped)
+        return self.boundaries[self.num_skipped]
