@@ -9,7 +9,7 @@ from simmoe.errors import DataError
 from simmoe.profiles.cards import CARDS
 from simmoe.profiles.models import ModelShape, model_shape, published_models, read_model, split_config
 from simmoe.profiles.shape import StepShape
-from simmoe.profiles.step_work import BF16, ONE_CARD, Parallelism, step_work
+from simmoe.profiles.step_work import BF16, ONE_CARD, Parallelism, alike_of, step_work
 from simmoe.profiles.table import StepTable
 
 
@@ -28,11 +28,12 @@ class Roofline(NamedTuple):
     def work(self, shape: StepShape) -> tuple[float, float]:
         """Return the operations and the bytes one card cannot do a step without.
 
-        Token-expert pairs are not padded, experts are read once where routing is balanced, and nothing but weights and
-        KV moves. What several cards each compute or keep counts on each.
+        Token-expert pairs are not padded, the experts that random weights route to are read once (prompts touch fewer:
+        see step_work), and nothing but weights and KV moves. What several cards each compute or keep counts on each.
         """
         k, cards = shape.k_exec / self.k_granularity, self.parallel.num_cards
-        done = step_work(self.model, shape.num_tokens, k, decode=not shape.num_prefill_tokens, parallel=self.parallel)
+        decode, alike = not shape.num_prefill_tokens, alike_of(self.model)
+        done = step_work(self.model, shape.num_tokens, k, decode=decode, parallel=self.parallel, alike=alike)
         pairs = shape.num_tokens * k * self.model.num_moe_layers
         flop = float(done.dense_flop + done.head_flop) + 2 * pairs * self.model.expert_weights / cards
         flop += shape.prefill_kv_pairs * self.model.pair_flops * self.model.num_layers / cards

@@ -14,7 +14,7 @@ import numpy as np
 
 from simmoe.errors import UsageError
 from simmoe.profiles.cards import Card
-from simmoe.profiles.learned import UTILISATION, Learned, kv_bytes
+from simmoe.profiles.learned import UTILISATION, Learned, kv_bytes, launches
 from simmoe.profiles.models import Model, ModelShape, deciding_values, model_shape, split_config
 from simmoe.profiles.roofline import device_s
 from simmoe.profiles.step_work import BF16, ONE_CARD, Parallelism, card_weights
@@ -56,11 +56,12 @@ def estimated_table(
     sizes = like.captured_sizes
     seqs = [size for size in sizes if size <= like.decode.sizes[-1]]
     kv_s = kv_bytes(shape, parallel) / (card.memory_byte_s * learned.kv_memory)
+    kv_flops = shape.kv_token_flops * shape.num_layers / parallel.num_cards
+    kv_s += kv_flops / (card.bf16_flop_s * learned.kv_compute)
     pair_s = shape.pair_flops * shape.num_layers / (card.bf16_flop_s * learned.pair_compute) / parallel.num_cards
-    shares = learned.host if parallel.num_cards == 1 else learned.host_of_several
     host = {
-        path: HostShare(*(fixed + layer * shape.num_layers for fixed, layer in zip(*shares[path], strict=True)))
-        for path in PATHS
+        path: HostShare(fixed.base_s + launch_s * launches(shape, path), fixed.per_seq_s)
+        for path, (fixed, launch_s) in learned.host.items()
     }
 
     def grid(sizes: Sequence[int], decode: bool) -> GridTable:

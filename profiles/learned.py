@@ -1,8 +1,9 @@
 """What measured tables say of cards that are not at hand.
 
 Learned are the device's efficiencies (:mod:`simmoe.profiles.roofline`), attention's, and the host's share, which is
-taken to be the same beside any card and to grow with the layers, all from measured tables of single cards with captured
-graphs. Tables of several cards tell what passes between cards, and the host's share of such engines.
+taken to be the same beside any card and to grow with its launches, all from measured tables of single cards with
+captured graphs. Tables of several cards tell what passes between cards; their host, whose workers launch at once, is
+taken to be as fast as with one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _CARDS = {card.driver_name: card for card in CARDS.values()}
 
 #: How a sample header says that graphs were captured at the k that ran; others freeze the k of their capture.
 _FOLLOW_K = ("banks", "engine")
+
+#: Share of the memory's peak that reading KV is taken to reach where no table tells.
+_KV_MEMORY = 0.7
 
 #: Share of the card's memory an engine takes, vLLM's gpu_memory_utilization.
 UTILISATION = 0.9
@@ -56,6 +60,8 @@ class Learned:
     """Share of the arithmetic peak that attention between prompt tokens reaches."""
     kv_memory: float
     """Share of the memory's peak that reading KV reaches in a decode step."""
+    kv_compute: float
+    """Share of the arithmetic peak that attention to KV reaches beside, where few heads share what is read."""
     prompt_s: float
     """Seconds a prompt adds to a step."""
     mixed_seq_s: float
@@ -63,10 +69,8 @@ class Learned:
     mixed_step_s: float
     """Seconds a step takes more for having both prompt tokens and decoding sequences."""
     real_share: RealShare
-    host: dict[str, tuple[HostShare, HostShare]]
-    """By launch path, (whatever the layers, a layer)."""
-    host_of_several: dict[str, tuple[HostShare, HostShare]]
-    """The same of engines of several cards; that of one where none was measured."""
+    host: dict[str, tuple[HostShare, float]]
+    """By launch path, (whatever the model, seconds a launch of :func:`launches`)."""
     update: HostShare
     """Of the host's share, what comes after the device is done; 0 where none was recorded."""
     reserve_bytes: float
@@ -121,25 +125,20 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
         for one in of_one
         if one.table.attention.prefill_pair_s > 0
     ]
-    kv = [
-        kv_bytes(one.shape) / (one.card.memory_byte_s * one.table.decode_kv[-1][1])
-        for one in of_one
-        if one.table.decode_kv[-1][1] > 0
-    ]
-    of_several = [one for one in measured if one.parallel.num_cards > 1] or of_one
+    kv_memory, kv_compute = _kv_efficiencies(of_one)
     return Learned(
         tables=tuple(one.table.name for one in measured),
         device=learn([grid for grid in grids if len(grid.k)], [layer for layer in layers if len(layer.k)]),
         pair_compute=min(_middle(pair), 1.0),
-        kv_memory=min(_middle(kv), 1.0),
+        kv_memory=kv_memory,
+        kv_compute=kv_compute,
         prompt_s=float(np.mean([terms.prefill_seq_s for terms in attention])),
         mixed_seq_s=float(np.mean([terms.mixed_seq_s for terms in attention])),
         mixed_step_s=float(np.mean([terms.mixed_step_s for terms in attention])),
         real_share=RealShare(
             *(_mean_share(knots) for knots in zip(*(one.table.real_share for one in of_one), strict=True))
         ),
-        host={path: _host_by_layers(of_one, path) for path in PATHS},
-        host_of_several={path: _host_by_layers(of_several, path) for path in PATHS},
+        host={path: _host(of_one, path) for path in PATHS},
         update=_mean_update([one.table.update for one in of_one]),
         reserve_bytes=max(0.0, float(np.mean([_reserve_bytes(one) for one in of_one]))),
         ingress_s=float(np.mean([one.table.ingress_s for one in of_one])),
@@ -186,25 +185,61 @@ def _layer_points(one: MeasuredModel, budgets: set[int] | None) -> LayerPoints:
     return LayerPoints(one.shape, one.card, *columns)
 
 
-def _host_by_layers(measured: Sequence[MeasuredModel], path: str) -> tuple[HostShare, HostShare]:
-    """Return a launch path's share, as a part whatever the layers and a part a layer; both at least 0.
+def launches(shape: ModelShape, path: str) -> int:
+    """Return how often the host launches something for a step, in units of the path.
 
-    Until models of different depths tell, a replay of one graph is taken to be the former and launches the latter.
+    One graph holds a decode-only step. With prompt tokens each layer takes a piece of graph, the cache's write and
+    attention; latent attention also expands the latent, copies both parts of the keys and the output. Without graphs a
+    layer's kernels are launched one by one; layers are counted.
+    """
+    if path == "piecewise":
+        return shape.num_layers * (7 if shape.kv_width > shape.kv_elements else 3)
+    return shape.num_layers if path == "eager" else 0
+
+
+def _host(measured: Sequence[MeasuredModel], path: str) -> tuple[HostShare, float]:
+    """Return a launch path's share, as a part whatever the model and seconds a launch, both at least 0.
+
+    What sequences add does not depend on the model. Tables that have the path before's share for want of measurements
+    tell nothing; and until models of different depths tell, launches are taken to be all there is.
     """
     from scipy.optimize import nnls
 
-    layers = np.array([one.shape.num_layers for one in measured], dtype=np.float64)
-    parts = []
-    for shares in zip(*(one.table.host[path] for one in measured), strict=True):
-        if len(set(layers)) > 1:
-            fixed, layer = nnls(np.stack([np.ones_like(layers), layers], axis=1), np.array(shares))[0]
-        elif path == "full":
-            fixed, layer = np.mean(shares), 0.0
-        else:
-            fixed, layer = 0.0, np.mean(shares) / layers[0]
-        parts.append((float(fixed), float(layer)))
-    (base_fixed, base_layer), (seq_fixed, seq_layer) = parts
-    return HostShare(base_fixed, seq_fixed), HostShare(base_layer, seq_layer)
+    telling = [one for one in measured if path != "eager" or one.table.host[path] != one.table.host["piecewise"]]
+    telling = telling or list(measured)
+    shares = [one.table.host[path] for one in telling]
+    per_seq_s = float(np.mean([share.per_seq_s for share in shares]))
+    base_s = np.array([share.base_s for share in shares])
+    count = np.array([launches(one.shape, path) for one in telling], dtype=np.float64)
+    if not count.any():
+        return HostShare(float(base_s.mean()), per_seq_s), 0.0
+    if len(set(count)) == 1:
+        return HostShare(0.0, per_seq_s), float(base_s.mean() / count[0])
+    fixed_s, each_s = nnls(np.stack([np.ones_like(count), count], axis=1), base_s)[0]
+    return HostShare(float(fixed_s), per_seq_s), float(each_s)
+
+
+def _kv_efficiencies(measured: Sequence[MeasuredModel]) -> tuple[float, float]:
+    """Return the shares of the memory's and the arithmetic's peak that attention to KV reaches, one after the other.
+
+    Heads that share keys and values do more arithmetic a byte: 1 operation for OLMoE's, 8 for Qwen3's, 30 for the
+    latents of DeepSeek-V2-Lite. Reading alone takes the time until models differ in that.
+    """
+    from scipy.optimize import nnls
+
+    rows, seconds = [], []
+    for one in measured:
+        moved_s = kv_bytes(one.shape) / one.card.memory_byte_s
+        flop_s = one.shape.kv_token_flops * one.shape.num_layers / one.card.bf16_flop_s
+        if one.table.decode_kv[-1][1] > 0:
+            rows.append([1.0, flop_s / moved_s])
+            seconds.append(one.table.decode_kv[-1][1] / moved_s)
+    if not rows:
+        return _KV_MEMORY, 1.0
+    if len({round(ratio, 6) for _, ratio in rows}) == 1:
+        return min(1.0, 1 / float(np.mean(seconds))), 1.0
+    per_byte, per_flop = nnls(np.array(rows), np.array(seconds))[0]
+    return float(1 / max(per_byte, 1.0)), float(1 / max(per_flop, 1.0))
 
 
 def _mean_update(shares: Sequence[HostShare]) -> HostShare:

@@ -82,6 +82,8 @@ class ModelShape:
     """Heads of KV cache in a layer; 1 for latent attention, whose heads share one latent."""
     pair_flops: int
     """Floating-point operations of a query-key pair in a layer, prompt tokens; causal pairs alone are counted."""
+    kv_token_flops: int
+    """The same of a decoding sequence and a KV token, which latent attention meets in the latent."""
 
     @property
     def expert_weights(self) -> int:
@@ -265,6 +267,7 @@ class _Attention(NamedTuple):
     kv_width: int
     kv_heads: int
     pair_flops: int
+    kv_token_flops: int
 
 
 def _attention(config: Config) -> _Attention:
@@ -278,7 +281,7 @@ def _attention(config: Config) -> _Attention:
         raise DataError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     weights = 2 * hidden_size * head_dim * (heads + kv_heads)
     kv = 2 * kv_heads * head_dim
-    return _Attention(weights, kv, kv, kv_heads, 4 * heads * head_dim)
+    return _Attention(weights, kv, kv, kv_heads, 4 * heads * head_dim, 4 * heads * head_dim)
 
 
 def _latent_attention(config: Config) -> _Attention:
@@ -291,7 +294,7 @@ def _latent_attention(config: Config) -> _Attention:
     weights = query_rank * (hidden_size + query) if query_rank else hidden_size * query
     weights += hidden_size * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden_size
     width = heads * (nope + rope + value)
-    return _Attention(weights, latent + rope, width, 1, 2 * width)
+    return _Attention(weights, latent + rope, width, 1, 2 * width, 2 * heads * (2 * latent + rope))
 
 
 def _count(config: Config, key: str, *, least: int = 1, default: int | None = None) -> int:

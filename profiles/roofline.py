@@ -3,7 +3,7 @@
 A step's device time is the sum of its parts. The two kinds of matrix products, dense and routed, take the larger of
 their arithmetic and their weights' traffic, a little more where both take about as long; what tokens, token-expert
 pairs and logits move beside weights takes its traffic; attention blocks of decoding sequences and launches take a fixed
-time each, and so do exchanges between cards, beside their bytes over the link. Twelve numbers scale these parts. They
+time each, and so do exchanges between cards, beside their bytes over the link. Fourteen numbers scale these parts. They
 are learned from measured grids, and from a layer's experts timed alone where they were, by robust least squares in the
 logarithm of the time, each held near what is physically likely, so that a number the measurements say nothing about
 stays there: first from grids of one card, then, of what passes between cards, from the others.
@@ -11,6 +11,7 @@ stays there: first from grids of one card, then, of what passes between cards, f
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
@@ -20,7 +21,15 @@ import numpy.typing as npt
 
 from simmoe.profiles.cards import Card
 from simmoe.profiles.models import ModelShape
-from simmoe.profiles.step_work import ONE_CARD, FloatArray, Parallelism, StepWork, step_work
+from simmoe.profiles.step_work import (
+    ALIKE,
+    ALIKE_WITH_SHARED,
+    ONE_CARD,
+    FloatArray,
+    Parallelism,
+    StepWork,
+    step_work,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +56,30 @@ class Efficiencies:
     """Seconds a layer takes whatever its size, routed experts left out: launches and dependences between kernels."""
     experts_s: float = 1.5e-5
     """The same of a layer's routed experts."""
+    alike: float = ALIKE
+    """How alike tokens of one prompt are routed by models without shared experts (see step_work)."""
+    alike_with_shared: float = ALIKE_WITH_SHARED
+    """The same of models with shared experts."""
     link: float = 0.6
     """Share of the link's peak that exchanges between cards reach."""
     exchange_s: float = 1e-5
     """Seconds an exchange takes whatever its size."""
 
+    def alike_of(self, model: ModelShape) -> float:
+        """Return how alike tokens of one prompt are routed."""
+        return self.alike_with_shared if model.shared_width else self.alike
+
 
 #: Standard deviation of the logarithm of each efficiency around its default before anything is learned.
-_BELIEF = Efficiencies(0.2, 0.4, 0.15, 0.25, 0.7, 0.7, 0.7, 1.0, 1.0, 0.3, 0.4, 0.7)
+_BELIEF = Efficiencies(0.2, 0.4, 0.15, 0.25, 0.7, 0.7, 0.7, 1.0, 1.0, 0.3, 0.03, 0.1, 0.4, 0.7)
 
 #: Those that shares of a peak are, and those that only grids of several cards tell.
 _SHARES = ("dense_compute", "expert_compute", "dense_memory", "expert_memory", "link")
+_ALIKE = ("alike", "alike_with_shared")
 _BETWEEN_CARDS = ("link", "exchange_s")
+
+#: Work is counted at these and interpolated between.
+_ALIKE_COUNTED = (0.0, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97)
 
 #: A product takes the OVERLAP-norm of its arithmetic and its traffic: 19% more than either where they are equal, since
 #: blocks that wait for weights and blocks that multiply do not quite fill each other's time.
@@ -118,7 +139,9 @@ def device_s(
         decode: whether the tokens are one of each sequence; else prompts.
         parallel: the cards the model is spread over.
     """
-    return _seconds(model, card, efficiencies, step_work(model, num_tokens, k, decode=decode, parallel=parallel))
+    alike = efficiencies.alike_of(model)
+    work = step_work(model, num_tokens, k, decode=decode, parallel=parallel, alike=alike)
+    return _seconds(model, card, efficiencies, work)
 
 
 def learn(grids: Sequence[GridPoints], layers: Sequence[LayerPoints] = ()) -> Efficiencies:
@@ -143,9 +166,7 @@ def _fitted(
     """Return ``known`` with the efficiencies named ``free`` fitted."""
     from scipy.optimize import least_squares
 
-    of_grids = [
-        step_work(grid.model, grid.num_tokens, grid.k, decode=grid.decode, parallel=grid.parallel) for grid in grids
-    ]
+    of_grids = [_counted(grid) for grid in grids]
     of_layers = [step_work(layer.model, layer.num_tokens, layer.k, decode=False) for layer in layers]
     before = np.log([getattr(Efficiencies(), name) for name in free])
     belief = np.array([getattr(_BELIEF, name) for name in free])
@@ -156,8 +177,8 @@ def _fitted(
     def misfit(logs: FloatArray) -> FloatArray:
         by = at(logs)
         ratios = [
-            _seconds(grid.model, grid.card, by, work) / grid.device_s
-            for grid, work in zip(grids, of_grids, strict=True)
+            _seconds(grid.model, grid.card, by, _work_at(by.alike_of(grid.model), counted)) / grid.device_s
+            for grid, counted in zip(grids, of_grids, strict=True)
         ]
         ratios += [
             _experts_s(layer.model, layer.card, by, work) / layer.model.num_moe_layers / layer.seconds
@@ -165,8 +186,30 @@ def _fitted(
         ]
         return np.concatenate([(logs - before) / belief, *map(_robust, ratios)])
 
-    most = [0.0 if name in _SHARES else np.inf for name in free]
+    most = [0.0 if name in _SHARES else np.log(_ALIKE_COUNTED[-1]) if name in _ALIKE else np.inf for name in free]
     return at(least_squares(misfit, before, bounds=(np.full(len(before), -np.inf), most)).x)
+
+
+def _counted(grid: GridPoints) -> list[StepWork]:
+    """Return a grid's work at each of _ALIKE_COUNTED; decoding sequences are not routed alike."""
+    return [
+        step_work(grid.model, grid.num_tokens, grid.k, decode=grid.decode, parallel=grid.parallel, alike=alike)
+        for alike in (_ALIKE_COUNTED[:1] if grid.decode else _ALIKE_COUNTED)
+    ]
+
+
+def _work_at(alike: float, counted: Sequence[StepWork]) -> StepWork:
+    """Return the work between what was counted."""
+    if len(counted) == 1:
+        return counted[0]
+    at = min(bisect_right(_ALIKE_COUNTED, alike), len(counted) - 1)
+    low, high = _ALIKE_COUNTED[at - 1 : at + 1]
+    share = (alike - low) / (high - low)
+    below, above = counted[at - 1], counted[at]
+    return below._replace(
+        expert_flop=below.expert_flop + share * (above.expert_flop - below.expert_flop),
+        expert_bytes=below.expert_bytes + share * (above.expert_bytes - below.expert_bytes),
+    )
 
 
 def _robust(ratios: FloatArray) -> FloatArray:

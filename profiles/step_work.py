@@ -1,7 +1,9 @@
 """What a step must compute and move, counted from the model's shape; no card and no efficiency yet.
 
-Routing is taken to be balanced: each token picks its k experts uniformly, as dummy weights do. Experts run through
-vLLM's Triton kernel, which pads each expert's tokens, and its matrices, to multiples of its tile.
+Decoding sequences are taken to be routed independently and evenly, as random weights do. Tokens of one prompt are
+routed alike: attention gives all of them much the same, layer after layer, so that a gate's logits are ``c s + sqrt(1 -
+c^2) z`` with s the prompt's and z the token's own, and fewer experts are touched, by more tokens each. Experts run
+through vLLM's Triton kernel, which pads each expert's tokens, and its matrices, to multiples of its tile.
 
 Where several cards compute every step together, work is that of one card. As vLLM spreads a model, attention heads,
 MLPs, shared experts and the vocabulary are split; KV heads as far as there are enough, so that latent attention keeps
@@ -23,6 +25,15 @@ FloatArray = npt.NDArray[np.float64]
 
 #: Bytes of a bf16 element.
 BF16 = 2
+
+#: How alike a prompt's tokens are routed (c above), without and with shared experts, which keep tokens apart: the
+#: square root of the correlation between the router's inputs of one prompt, over the layers of small models of the
+#: three families' kinds with random weights of a trained scale (as measured models have) and random tokens.
+ALIKE, ALIKE_WITH_SHARED = 0.93, 0.72
+
+#: Popularities of experts in a prompt, standard normal, and their weights (Gauss-Hermite).
+_POPULARITY, _POPULARITY_WEIGHT = np.polynomial.hermite_e.hermegauss(24)
+_POPULARITY_WEIGHT = _POPULARITY_WEIGHT / _POPULARITY_WEIGHT.sum()
 
 #: Families whose query and key norms span all heads: cards that hold some of them gather both first.
 _NORMS_SPAN_HEADS = ("olmoe",)
@@ -96,6 +107,7 @@ def step_work(
     *,
     decode: bool,
     parallel: Parallelism = ONE_CARD,
+    alike: float = 0.0,
 ) -> StepWork:
     """Return the work of steps of prompt tokens alone, or of decoding sequences alone; attention to KV left out.
 
@@ -105,6 +117,7 @@ def step_work(
         k: [num_steps] experts a token activates, in the model's own experts.
         decode: whether the tokens are one of each sequence; else prompts of PROMPT_TOKENS and a remainder.
         parallel: the cards the model is spread over; experts are dealt out evenly.
+        alike: how alike the prompt tokens are routed, in [0, 1); 0 is independently.
     """
     n, k = (np.asarray(values, dtype=np.float64) for values in np.broadcast_arrays(num_tokens, k))
     ones = np.ones_like(n)
@@ -117,7 +130,8 @@ def step_work(
         (n * k / cards, model.expert_width) if parallel.expert_parallel else (n * k, model.expert_width / cards)
     )
     padding = matrix_padding(round(width), n)
-    distinct = distinct_experts(model.num_experts, n, k)
+    alike = 0.0 if decode else alike
+    distinct = distinct_experts(model.num_experts, n, k, alike)
     if parallel.expert_parallel:
         distinct = distinct + cards * _excess(model.num_experts, distinct, cards)
     link_elements, exchanges = _exchanged(model, n, sampled, cards)
@@ -126,7 +140,7 @@ def step_work(
         dense_bytes=BF16 * dense_weights * ones,
         head_flop=2 * sampled * head_weights,
         head_bytes=BF16 * head_weights * ones,
-        expert_flop=2 * padded_rows(model.num_experts, n, k) * padding * expert_weights,
+        expert_flop=2 * padded_rows(model.num_experts, n, k, alike) * padding * expert_weights,
         expert_bytes=BF16 * distinct * expert_weights,
         pair_bytes=BF16 * pairs * (2 * model.hidden_size + 4 * width) * model.num_moe_layers,
         token_bytes=BF16 * n * _token_elements(model, parallel),
@@ -200,25 +214,49 @@ def dense_layer_weights(model: ModelShape, parallel: Parallelism = ONE_CARD) -> 
     return split / parallel.num_cards + router + model.num_layers * kv * parallel.kv_share(model)
 
 
-def distinct_experts(num_experts: int, num_tokens: FloatArray, k: FloatArray) -> FloatArray:
+def alike_of(model: ModelShape) -> float:
+    """Return how alike a prompt's tokens are routed in a model with random weights."""
+    return ALIKE_WITH_SHARED if model.shared_width else ALIKE
+
+
+def distinct_experts(num_experts: int, num_tokens: FloatArray, k: FloatArray, alike: float = 0.0) -> FloatArray:
     """Return how many experts of a layer a step touches, on average."""
-    touched: FloatArray = num_experts * -np.expm1(num_tokens * np.log1p(-np.minimum(k / num_experts, 1 - 1e-12)))
+    weights, chosen = _choices(num_experts, k, alike)
+    touched: FloatArray = num_experts * np.tensordot(weights, -np.expm1(num_tokens * np.log1p(-chosen)), axes=1)
     return touched
 
 
-def padded_rows(num_experts: int, num_tokens: FloatArray, k: FloatArray) -> FloatArray:
+def padded_rows(num_experts: int, num_tokens: FloatArray, k: FloatArray, alike: float = 0.0) -> FloatArray:
     """Return a layer's token-expert pairs with each expert's padded to whole tiles, on average.
 
-    An expert's tokens are binomial, and E[ceil(X / tile)] is the sum over j >= 0 of P(X > j tile).
+    An expert's tokens are binomial, and E[ceil(X / tile)] is the sum over j >= 0 of P(X > j tile): 1 as long as j tiles
+    are six standard deviations below the mean, and 0 as far above it.
     """
     from scipy.special import bdtrc
 
-    rows = np.empty_like(num_tokens)
-    for at, (n, each) in enumerate(zip(num_tokens.ravel(), k.ravel(), strict=True)):
-        tile = tile_of(int(n)).rows
-        starts = np.arange(0, int(n), tile, dtype=np.float64)
-        rows.flat[at] = num_experts * tile * bdtrc(starts, int(n), min(each / num_experts, 1.0)).sum()
+    weights, chosen = _choices(num_experts, k, alike)
+    tile = np.vectorize(lambda n: tile_of(int(n)).rows, otypes=[float])(num_tokens)
+    reach = 6 * np.sqrt(num_tokens * chosen * (1 - chosen))
+    certain = np.floor(np.maximum(num_tokens * chosen - reach, 0.0) / tile)
+    tiles = certain.copy()
+    for step in range(int((2 * reach / tile).max(initial=0.0)) + 2):
+        start = (certain + step) * tile
+        more = bdtrc(np.minimum(start, num_tokens - 1), num_tokens.astype(np.int64), chosen)
+        tiles += np.where(start < num_tokens, more, 0.0)
+    rows: FloatArray = num_experts * tile * np.tensordot(weights, tiles, axes=1)
     return rows
+
+
+def _choices(num_experts: int, k: FloatArray, alike: float) -> tuple[FloatArray, FloatArray]:
+    """Return weights of popularities, and by popularity the chance that a token picks an expert: [num, *k.shape]."""
+    from scipy.special import ndtr, ndtri
+
+    share = np.minimum(k / num_experts, 1 - 1e-12)
+    if not alike:
+        return np.ones(1), share[np.newaxis]
+    popularity = _POPULARITY.reshape(-1, *[1] * k.ndim)
+    chosen = ndtr((alike * popularity + ndtri(share)) / np.sqrt(1 - alike**2))
+    return _POPULARITY_WEIGHT, np.minimum(chosen, 1 - 1e-12)
 
 
 def matrix_padding(width: int, num_tokens: FloatArray) -> FloatArray:

@@ -35,7 +35,7 @@ from simmoe.profiles.step_work import (
     step_work,
     tile_of,
 )
-from simmoe.profiles.table import GridTable, HostShare, StepTable
+from simmoe.profiles.table import GridTable, StepTable
 from simmoe.profiles.table_file import dump_table, parse_table
 
 H200 = CARDS["h200"]
@@ -85,6 +85,28 @@ def test_experts_touched_and_tiles_filled_are_those_of_random_routing(num_expert
     args = np.array([float(n)]), np.array([float(k)])
     assert distinct_experts(num_experts, *args)[0] == pytest.approx(np.mean(touched), rel=0.02)
     assert padded_rows(num_experts, *args)[0] == pytest.approx(np.mean(rows), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "n", "k", "alike"), [(128, 40, 8, 0.93), (256, 300, 4, 0.72), (64, 600, 8, 0.9)]
+)
+def test_tokens_of_a_prompt_that_are_routed_alike_touch_fewer_experts(
+    num_experts: int, n: int, k: int, alike: float
+) -> None:
+    rng = np.random.default_rng(11)
+    touched, rows = [], []
+    for _ in range(300):
+        logits = alike * rng.standard_normal(num_experts) + np.sqrt(1 - alike**2) * rng.standard_normal(
+            (n, num_experts)
+        )
+        counts = np.bincount(logits.argsort(axis=1)[:, -k:].ravel(), minlength=num_experts)
+        touched.append((counts > 0).sum())
+        rows.append((-(-counts // tile_of(n).rows) * tile_of(n).rows).sum())
+    args = np.array([float(n)]), np.array([float(k)])
+    # the least logit that is chosen is taken to be the same for all tokens; of few experts it varies
+    assert distinct_experts(num_experts, *args, alike)[0] == pytest.approx(np.mean(touched), rel=0.1)
+    assert padded_rows(num_experts, *args, alike)[0] == pytest.approx(np.mean(rows), rel=0.1)
+    assert distinct_experts(num_experts, *args, alike)[0] < 0.8 * distinct_experts(num_experts, *args)[0]
 
 
 def test_work_is_counted_from_the_weights() -> None:
@@ -194,20 +216,13 @@ def test_what_passes_between_cards_is_learned_from_tables_of_several(measured: l
     assert again.device.dense_compute == learn_from([one]).device.dense_compute
     assert again.device.exchange_s == pytest.approx(2.5e-5, rel=0.1)
     assert again.device.link == pytest.approx(0.4, rel=0.1)
-    assert again.host == learn_from([one]).host != again.host_of_several
+    assert again.host == learn_from([one]).host
 
 
 def several(one: MeasuredModel) -> list[MeasuredModel]:
-    """Return tables of two cards whose exchanges take 25 us and reach 40% of the link, the host twice as long."""
+    """Return tables of two cards whose exchanges take 25 us and reach 40% of the link."""
     learned = learn_from([one])
-    learned = replace(
-        learned,
-        device=replace(learned.device, link=0.4, exchange_s=2.5e-5),
-        host_of_several={
-            path: (HostShare(2 * fixed.base_s, fixed.per_seq_s), HostShare(2 * layer.base_s, layer.per_seq_s))
-            for path, (fixed, layer) in learned.host.items()
-        },
-    )
+    learned = replace(learned, device=replace(learned.device, link=0.4, exchange_s=2.5e-5))
     found = []
     for name, parallel in product(("olmoe-1b-7b", "qwen3-30b-a3b"), TWO_CARDS):
         model = read_model(name)
@@ -351,10 +366,13 @@ def test_cells_behind_the_host_teach_only_where_the_device_was_held(measured: li
     held_row = {"kind": "prefill", "clock": "held", "source": "fitted", "num_samples": 1}
     held = replace(table, provenance={**table.provenance, "fit": {"residuals": [held_row]}})
     bounds = replace(table, provenance={**table.provenance, "fit": {"residuals": []}})
-    learned = [learn_from([one._replace(table=each)]).device for each in (bounds, held)]
+    as_before = replace(as_cells(one.table), provenance=bounds.provenance)
+    of_bounds, of_held, before = (learn_from([one._replace(table=each)]).device for each in (bounds, held, as_before))
     n = np.array([64.0, 128.0])
-    of_bounds, of_held = (device_s(SHAPE, H200, each, n, 16, decode=False) for each in learned)
-    assert (of_held < 0.95 * of_bounds).all()
+    assert of_bounds == before
+    assert (
+        device_s(SHAPE, H200, of_held, n, 16, decode=False) < device_s(SHAPE, H200, before, n, 16, decode=False)
+    ).all()
 
 
 def test_the_card_at_hand_is_estimated_as_it_was_measured(measured: list[MeasuredModel]) -> None:
@@ -447,8 +465,8 @@ def test_no_layout_of_a_model_teaches_what_its_layouts_take(measured: list[Measu
     }
     for one in twice:
         unseen = rows["model", one.table.name, "prefill", "above 512", "device"]
-        assert -0.51 <= unseen.bias < -0.45
-        assert abs(rows["layout", one.table.name, "prefill", "above 512", "device"].bias) < abs(unseen.bias) - 0.1
+        assert 0.45 < unseen.median <= 0.51
+        assert rows["layout", one.table.name, "prefill", "above 512", "device"].median < unseen.median - 0.1
         assert unseen.number <= rows["model", one.table.name, "prefill", "above 512", "device or host"].number
     together = rows["model", ALL_TABLES[False], "prefill", "above 512", "device"]
     assert together.number == sum(
