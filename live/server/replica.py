@@ -16,6 +16,7 @@ from simmoe.errors import LiveError
 from simmoe.live.server.dispatch import Dispatcher
 from simmoe.live.server.exchange import Exchange
 from simmoe.live.server.probe import Answer, Prober
+from simmoe.live.server.process_watch import engine_processes, first_death
 from simmoe.live.server.upstream import Address
 
 PUBLISH_INTERVAL_S = 0.1
@@ -241,8 +242,18 @@ class LocalReplica(Replica):
                 if answer.is_healthy:
                     break
             await asyncio.sleep(PUBLISH_INTERVAL_S)
+        assert self.pid is not None
+        serving = asyncio.ensure_future(self._warm_up_and_watch(answer.facts))
+        with first_death(engine_processes(self.pid)) as death:
+            try:
+                await asyncio.wait((serving, death), return_when=asyncio.FIRST_COMPLETED)
+                return f"its engine's process {death.result()} has ended" if death.done() else serving.result()
+            finally:
+                serving.cancel()
+
+    async def _warm_up_and_watch(self, facts: Mapping[str, Any]) -> str:
         try:
-            await self._warm_up(self.address, answer.facts)
+            await self._warm_up(self.address, facts)
         except OSError as error:
             return f"it was lost while it was warmed up ({type(error).__name__})"
         return await self._watch()
