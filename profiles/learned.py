@@ -200,23 +200,24 @@ def launches(shape: ModelShape, path: str) -> int:
 def _host(measured: Sequence[MeasuredModel], path: str) -> tuple[HostShare, float]:
     """Return a launch path's share, as a part whatever the model and seconds a launch, both at least 0.
 
-    What sequences add does not depend on the model. Tables that have the path before's share for want of measurements
-    tell nothing; and until models of different depths tell, launches are taken to be all there is.
+    What a replay of one graph takes does not depend on the model, nor what sequences add; other paths take that much
+    and their launches. Tables that have the path before's share for want of measurements tell nothing, and until models
+    of different depths tell, launches are taken to be all there is beside a replay.
     """
     from scipy.optimize import nnls
 
     telling = [one for one in measured if path != "eager" or one.table.host[path] != one.table.host["piecewise"]]
     telling = telling or list(measured)
-    shares = [one.table.host[path] for one in telling]
-    per_seq_s = float(np.mean([share.per_seq_s for share in shares]))
-    base_s = np.array([share.base_s for share in shares])
+    per_seq_s = float(np.mean([one.table.host[path].per_seq_s for one in telling]))
+    replay_s = float(np.mean([one.table.host["full"].base_s for one in telling]))
+    if path == "full":
+        return HostShare(replay_s, per_seq_s), 0.0
+    more_s = np.array([max(one.table.host[path].base_s - replay_s, 0.0) for one in telling])
     count = np.array([launches(one.shape, path) for one in telling], dtype=np.float64)
-    if not count.any():
-        return HostShare(float(base_s.mean()), per_seq_s), 0.0
     if len(set(count)) == 1:
-        return HostShare(0.0, per_seq_s), float(base_s.mean() / count[0])
-    fixed_s, each_s = nnls(np.stack([np.ones_like(count), count], axis=1), base_s)[0]
-    return HostShare(float(fixed_s), per_seq_s), float(each_s)
+        return HostShare(replay_s, per_seq_s), float(more_s.mean() / count[0])
+    fixed_s, each_s = nnls(np.stack([np.ones_like(count), count], axis=1), more_s)[0]
+    return HostShare(replay_s + float(fixed_s), per_seq_s), float(each_s)
 
 
 def _kv_efficiencies(measured: Sequence[MeasuredModel]) -> tuple[float, float]:

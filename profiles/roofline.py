@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -192,10 +193,18 @@ def _fitted(
 
 def _counted(grid: GridPoints) -> list[StepWork]:
     """Return a grid's work at each of _ALIKE_COUNTED; decoding sequences are not routed alike."""
-    return [
-        step_work(grid.model, grid.num_tokens, grid.k, decode=grid.decode, parallel=grid.parallel, alike=alike)
-        for alike in (_ALIKE_COUNTED[:1] if grid.decode else _ALIKE_COUNTED)
-    ]
+    alikes = _ALIKE_COUNTED[:1] if grid.decode else _ALIKE_COUNTED
+    points = grid.num_tokens.tobytes(), grid.k.tobytes()
+    return [_work(grid.model, *points, grid.decode, grid.parallel, alike) for alike in alikes]
+
+
+@lru_cache(maxsize=1024)
+def _work(
+    model: ModelShape, num_tokens: bytes, k: bytes, decode: bool, parallel: Parallelism, alike: float
+) -> StepWork:
+    """Return the work of a grid, which every learning that it takes part in asks for."""
+    n, ks = np.frombuffer(num_tokens), np.frombuffer(k)
+    return step_work(model, n, ks, decode=decode, parallel=parallel, alike=alike)
 
 
 def _work_at(alike: float, counted: Sequence[StepWork]) -> StepWork:
