@@ -21,7 +21,7 @@ from simmoe.profiles.cards import CARDS, card_named
 from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile, profile_names
 from simmoe.profiles.estimate import estimate
 from simmoe.profiles.held_out import ALL_TABLES, held_out_errors, over_all_tables
-from simmoe.profiles.learned import MeasuredModel, learn_from, left_out, measured_models
+from simmoe.profiles.learned import MeasuredModel, launches, learn_from, left_out, measured_models
 from simmoe.profiles.models import model_shape, published_models, read_model, split_config
 from simmoe.profiles.roofline import OVERLAP, Efficiencies, GridPoints, LayerPoints, device_s, learn
 from simmoe.profiles.shape import StepShape
@@ -38,7 +38,7 @@ from simmoe.profiles.step_work import (
     step_work,
     tile_of,
 )
-from simmoe.profiles.table import GridTable, StepTable
+from simmoe.profiles.table import GridTable, HostShare, StepTable
 from simmoe.profiles.table_file import dump_table, parse_table
 
 H200 = CARDS["h200"]
@@ -280,6 +280,31 @@ def several(one: MeasuredModel) -> list[MeasuredModel]:
         table = replace(table, status="measured", provenance=one.table.provenance)
         found.append(MeasuredModel(table, model.published_as, model_shape(model.config), H200, parallel))
     return found
+
+
+def test_attention_to_kv_and_the_host_are_learned_back(measured: list[MeasuredModel]) -> None:
+    """Models differ in arithmetic a byte of KV and in launches; the eager path of one was not measured."""
+    (one,) = measured
+    host = {
+        "full": (HostShare(2e-3, 2e-5), 0.0),
+        "piecewise": (HostShare(4e-3, 2e-5), 5e-5),
+        "eager": (HostShare(6e-3, 3e-5), 1e-3),
+    }
+    truth = replace(learn_from([one]), kv_memory=0.9, kv_compute=0.2, host=host)
+    found = []
+    for name in published_models():
+        model = read_model(name)
+        table = as_cells(estimate(truth, one.table, H200, model, 1, []))
+        table = replace(table, status="measured", provenance=one.table.provenance)
+        if name == "deepseek-v2-lite":
+            table = replace(table, host={**table.host, "eager": table.host["piecewise"]})
+        found.append(MeasuredModel(table, model.published_as, model_shape(model.config), H200))
+    again = learn_from(found)
+    assert (again.kv_memory, again.kv_compute) == pytest.approx((0.9, 0.2))
+    for path, (fixed, launch_s) in host.items():
+        assert tuple(again.host[path][0]) == pytest.approx(tuple(fixed), rel=1e-6)
+        assert again.host[path][1] == pytest.approx(launch_s)
+    assert launches(model_shape(read_model("deepseek-v2-lite").config), "piecewise") == 27 * 7
 
 
 def test_tables_of_several_cards_are_held_out_apart(measured: list[MeasuredModel]) -> None:
