@@ -121,10 +121,9 @@ class Stretch:
             if end_s < launched_s:
                 end_s = launched_s
             ends.append(end_s)
-            host_waits = before_s >= launched_s
-            composed_s = (before_s if host_waits else launched_s) + update_s
+            composed_s = (before_s if before_s > launched_s else launched_s) + update_s
             boundaries.append(composed_s)
-            if host_waits and device_s >= host_s + MARGIN_S:
+            if composed_s + launch_s <= end_s and device_s >= host_s + MARGIN_S:
                 self._append_back_to_back(num_steps)
                 boundaries += [end_s + line_update_s for end_s in ends[len(boundaries) : num_steps - 1]]
                 return
