@@ -18,7 +18,7 @@ from typing import Any
 from compared import Compared, disagreements
 from pictures import draw_distributions, draw_loads
 from plan import EXPERIMENTS, FRONT_END, Cell, Experiment
-from sensitivity import magnification, spread
+from sensitivity import executed_k, magnification, spread
 
 from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES
@@ -112,20 +112,17 @@ def _recorded(live: RunRecord, experiment: Experiment) -> Cell:
     return Cell(told["cell"], system, rate, load, given["requests"], num_ranks, spec)
 
 
-def executed_k(record: RunRecord) -> float:
-    """Return the token-weighted mean executed budget."""
-    steps = record.steps
-    assert steps is not None
-    return float(steps["routed_slots"].sum() / (steps["num_prefill_tokens"] + steps["num_decode_tokens"]).sum())
-
-
 def table(runs: Sequence[Compared]) -> str:
-    """Return the Markdown table of simulated / live (error); a figure beyond its limit is in bold."""
+    """Return the Markdown table of simulated / live (error; what the simulations of ``spread`` lie between).
+
+    A figure beyond its limit is in bold.
+    """
     head = ("run", "load", "mean TTFT, ms", "p99 TTFT, ms", "mean TPOT, ms", "requests/s", "executed k")
     rows = []
     for run in runs:
         load = "burst" if run.offline else f"{run.cell.load:.0%}"
-        ks = f"{executed_k(run.simulated):.1f} / {executed_k(run.live):.1f}"
+        low, high = run.spread["k", "mean"]
+        ks = f"{executed_k(run.simulated):.1f} / {executed_k(run.live):.1f} ({low:.1f} to {high:.1f})"
         shown = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("request_throughput", "rate"))
         rows.append((run.cell.name, load, *(_shown(run, *what) for what in shown), ks))
     return _markdown(head, rows)
@@ -175,9 +172,10 @@ def _shown(run: Compared, metric: str, statistic: str) -> str:
     scale, digits = (1.0, 2) if statistic == "rate" else (1e3, 1)
     if math.isnan(found.second):
         return f"{scale * found.first:.{digits}f} / not reported"
-    apart = f" ± {run.spread[metric, statistic]:.1%}" if statistic == "p99" else ""
-    text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+.1%}{apart})"
     counts = (statistic == "rate") == run.offline
+    low, high = (f"{scale * value:.{digits}f}" for value in run.spread[metric, statistic])
+    drawn = f"; {low} to {high}" if statistic == "p99" or (run.offline and counts) else ""
+    text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+.1%}{drawn})"
     return f"**{text}**" if counts and abs(found.error) > run.limit(metric, statistic) else text
 
 
@@ -204,7 +202,8 @@ def _row(run: Compared) -> dict[str, Any]:
             name = f"{difference.metric}_{difference.statistic}"
             row |= {f"{name}_simulated": f"{difference.first:.6g}", f"{name}_live": f"{difference.second:.6g}"}
             row[f"{name}_error"] = f"{difference.error:.5f}"
-            row[f"{name}_spread"] = f"{run.spread[difference[:2]]:.5f}"
+            low, high = run.spread[difference[:2]]
+            row |= {f"{name}_low": f"{low:.6g}", f"{name}_high": f"{high:.6g}"}
     row |= {"k_simulated": f"{executed_k(run.simulated):.3f}", "k_live": f"{executed_k(run.live):.3f}"}
     row |= {f"{metric}_magnification": f"{value:.3f}" for metric, value in run.magnification.items()}
     row |= {"step_ratio": f"{run.step_ratio:.4f}"}

@@ -30,8 +30,8 @@ class Compared:
     """How long the live run's steps take over like ones of the simulated run."""
     magnification: dict[str, float]
     """Growth of mean TTFT and TPOT over that of every step."""
-    spread: dict[tuple[str, str], float]
-    """Of simulations whose arrivals differ by a millisecond, by (metric, statistic)."""
+    spread: dict[tuple[str, str], tuple[float, float]]
+    """Where simulations lie whose arrivals differ by a millisecond, 5th to 95th percentile, by (metric, statistic)."""
     apart: dict[tuple[str, str], float] = field(default_factory=dict)
     """What two live runs of the same requests lie apart, relative, by (metric, statistic); empty: not known."""
 
