@@ -9,7 +9,7 @@ from simmoe.errors import DataError
 from simmoe.profiles.cards import CARDS
 from simmoe.profiles.models import ModelShape, model_shape, published_models, read_model, split_config
 from simmoe.profiles.shape import StepShape
-from simmoe.profiles.step_work import BF16, ONE_CARD, Parallelism, alike_of, step_work
+from simmoe.profiles.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism, alike_of, step_work
 from simmoe.profiles.table import StepTable
 
 
@@ -24,15 +24,17 @@ class Roofline(NamedTuple):
     k_granularity: int = 1
     """Units of a step's k one of the model's experts is worth."""
     parallel: Parallelism = ONE_CARD
+    routed_alike: bool = True
+    """Whether the tokens of one prompt touch as few experts as random weights make them."""
 
     def work(self, shape: StepShape) -> tuple[float, float]:
         """Return the operations and the bytes one card cannot do a step without.
 
-        Token-expert pairs are not padded, the experts that random weights route to are read once (prompts touch fewer:
-        see step_work), and nothing but weights and KV moves. What several cards each compute or keep counts on each.
+        Token-expert pairs are not padded, the experts that are routed to are read once (prompts may touch fewer: see
+        step_work), and nothing but weights and KV moves. What several cards each compute or keep counts on each.
         """
         k, cards = shape.k_exec / self.k_granularity, self.parallel.num_cards
-        decode, alike = not shape.num_prefill_tokens, alike_of(self.model)
+        decode, alike = not shape.num_prefill_tokens, alike_of(self.model) if self.routed_alike else 0.0
         done = step_work(self.model, shape.num_tokens, k, decode=decode, parallel=self.parallel, alike=alike)
         pairs = shape.num_tokens * k * self.model.num_moe_layers
         flop = float(done.dense_flop + done.head_flop) + 2 * pairs * self.model.expert_weights / cards
@@ -67,7 +69,12 @@ def roofline_of(table: StepTable, ceilings: tuple[float, float] | None = None) -
     flop_s, byte_s = ceilings or (card.bf16_flop_s, card.memory_byte_s)
     source = "measured ceilings" if ceilings else "datasheet rates"
     source = f"{source} of {parallel.num_cards} cards" if parallel.num_cards > 1 else source
-    return Roofline(named[1], flop_s, byte_s, source, table.k_granularity, parallel)
+    return Roofline(named[1], flop_s, byte_s, source, table.k_granularity, parallel, routed_alike(of))
+
+
+def routed_alike(run: Mapping[str, Any]) -> bool:
+    """Return whether tokens of one prompt were routed alike in a run, or are in an estimate."""
+    return run.get("weights") in ROUTE_ALIKE
 
 
 def parallelism(run: Mapping[str, Any]) -> Parallelism:

@@ -17,7 +17,7 @@ from simmoe.profiles.cards import Card
 from simmoe.profiles.learned import UTILISATION, Learned, kv_bytes, launches
 from simmoe.profiles.models import Model, ModelShape, deciding_values, model_shape, split_config
 from simmoe.profiles.roofline import device_s
-from simmoe.profiles.step_work import BF16, ONE_CARD, Parallelism, card_weights
+from simmoe.profiles.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism, card_weights
 from simmoe.profiles.table import PATHS, Attention, Cell, GridTable, HostShare, StepTable
 
 #: Budgets of an estimated grid: those below the model's largest, and that one.
@@ -35,6 +35,7 @@ def estimated_table(
     provenance: dict[str, Any],
     k_granularity: int = 1,
     parallel: Parallelism = ONE_CARD,
+    weights: str = ROUTE_ALIKE[0],
 ) -> StepTable:
     """Return the estimated table of a model on a card or several, captured sizes and block size as in a measured one.
 
@@ -48,9 +49,11 @@ def estimated_table(
         provenance: of the table.
         k_granularity: sub-expert units one of the model's experts is worth.
         parallel: the cards the model is spread over.
+        weights: as a sample header calls them; decides how prompts are routed.
     Raises:
         UsageError: the weights do not fit, or cannot be spread so.
     """
+    alike = weights in ROUTE_ALIKE
     _check_spread(shape, parallel)
     ks = sorted({k for k in BUDGETS if k < shape.top_k} | {shape.top_k})
     sizes = like.captured_sizes
@@ -66,7 +69,9 @@ def estimated_table(
 
     def grid(sizes: Sequence[int], decode: bool) -> GridTable:
         at = np.array(list(product(sizes, ks)))
-        seconds = device_s(shape, card, learned.device, at[:, 0], at[:, 1], decode=decode, parallel=parallel)
+        seconds = device_s(
+            shape, card, learned.device, at[:, 0], at[:, 1], decode=decode, parallel=parallel, routed_alike=alike
+        )
         seconds = seconds.reshape(len(sizes), len(ks))
         seconds = np.maximum.accumulate(np.maximum.accumulate(seconds, axis=0), axis=1)
         units = tuple(k * k_granularity for k in ks)
@@ -103,6 +108,7 @@ def estimate(
     splits: int,
     held_out: Sequence[Mapping[str, Any]],
     parallel: Parallelism = ONE_CARD,
+    weights: str = ROUTE_ALIKE[0],
 ) -> StepTable:
     """Return the estimated table of a model on a card or several, with what it rests on in its provenance.
 
@@ -114,6 +120,7 @@ def estimate(
         splits: sub-experts every routed expert is split into.
         held_out: the method's errors on measured tables it did not see.
         parallel: the cards the model is spread over.
+        weights: as a sample header calls them; decides how prompts are routed.
     Raises:
         DataError: the configuration is not supported.
         UsageError: experts that cannot be split so, or weights that do not fit, or cannot be spread so.
@@ -138,6 +145,7 @@ def estimate(
             "estimate": {
                 "model": called,
                 "model_config": deciding_values(config),
+                "weights": weights,
                 "card": asdict(card),
                 "num_cards": num_cards,
                 "engine_flags": {"enable_expert_parallel": expert_parallel},
@@ -146,6 +154,7 @@ def estimate(
             }
         },
         parallel=parallel,
+        weights=weights,
     )
 
 

@@ -123,6 +123,7 @@ def _errors(one: MeasuredModel, learned: Sequence[tuple[Learned, Sequence[int]]]
             provenance={},
             k_granularity=one.table.k_granularity,
             parallel=one.parallel,
+            weights=one.weights,
         )
         predictor = Predictor(table, async_scheduling=True)
         for steps, shape in _shapes(one.table, ks):

@@ -21,7 +21,7 @@ from simmoe.profiles.cards import CARDS, Card
 from simmoe.profiles.layer_times import LayerTimes
 from simmoe.profiles.models import ModelShape
 from simmoe.profiles.roofline import Efficiencies, GridPoints, LayerPoints, learn
-from simmoe.profiles.step_work import BF16, ONE_CARD, Parallelism
+from simmoe.profiles.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism
 from simmoe.profiles.table import NO_SHARE, PATHS, HostShare, RealShare, StepTable
 
 _CARDS = {card.driver_name: card for card in CARDS.values()}
@@ -47,6 +47,11 @@ class MeasuredModel(NamedTuple):
     parallel: Parallelism = ONE_CARD
     layer_times: LayerTimes | None = None
     """Of its routed experts alone, where they were taken."""
+
+    @property
+    def weights(self) -> str:
+        """What its sample header calls them: how prompts are routed depends on it."""
+        return str(self.table.provenance["runs"][0]["weights"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,8 @@ def _points(one: MeasuredModel, decode: bool, budgets: set[int] | None) -> GridP
         if cell.repetitions and (shown or cell.device_s > host_s(size)) and (budgets is None or k in budgets)
     ]
     columns: npt.NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3).T
-    return GridPoints(one.shape, one.card, decode, columns[0], columns[1], columns[2], one.parallel)
+    alike = one.weights in ROUTE_ALIKE
+    return GridPoints(one.shape, one.card, decode, columns[0], columns[1], columns[2], one.parallel, alike)
 
 
 def _layer_points(one: MeasuredModel, budgets: set[int] | None) -> LayerPoints:

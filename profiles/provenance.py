@@ -19,8 +19,8 @@ _RESIDUAL: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 _ESTIMATE: dict[str, type | tuple[type, ...]] = {
-    "model": str, "model_config": dict, "card": dict, "num_cards": int, "engine_flags": dict, "learned": dict,
-    "held_out": list,
+    "model": str, "model_config": dict, "weights": str, "card": dict, "num_cards": int, "engine_flags": dict,
+    "learned": dict, "held_out": list,
 }  # fmt: skip
 
 _CARD: dict[str, type | tuple[type, ...]] = {

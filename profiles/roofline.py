@@ -117,6 +117,8 @@ class GridPoints(NamedTuple):
     device_s: FloatArray
     """[num_points]"""
     parallel: Parallelism = ONE_CARD
+    routed_alike: bool = True
+    """Whether tokens of one prompt were routed alike; else independently."""
 
 
 def device_s(
@@ -128,6 +130,7 @@ def device_s(
     *,
     decode: bool,
     parallel: Parallelism = ONE_CARD,
+    routed_alike: bool = True,
 ) -> FloatArray:
     """Return the estimated device seconds of steps, attention to KV left out.
 
@@ -139,8 +142,9 @@ def device_s(
         k: [num_steps] experts a token activates, in the model's own experts.
         decode: whether the tokens are one of each sequence; else prompts.
         parallel: the cards the model is spread over.
+        routed_alike: whether tokens of one prompt are routed alike; else independently.
     """
-    alike = efficiencies.alike_of(model)
+    alike = efficiencies.alike_of(model) if routed_alike else 0.0
     work = step_work(model, num_tokens, k, decode=decode, parallel=parallel, alike=alike)
     return _seconds(model, card, efficiencies, work)
 
@@ -193,7 +197,7 @@ def _fitted(
 
 def _counted(grid: GridPoints) -> list[StepWork]:
     """Return a grid's work at each of _ALIKE_COUNTED; decoding sequences are not routed alike."""
-    alikes = _ALIKE_COUNTED[:1] if grid.decode else _ALIKE_COUNTED
+    alikes = _ALIKE_COUNTED if grid.routed_alike and not grid.decode else _ALIKE_COUNTED[:1]
     points = grid.num_tokens.tobytes(), grid.k.tobytes()
     return [_work(grid.model, *points, grid.decode, grid.parallel, alike) for alike in alikes]
 

@@ -26,9 +26,13 @@ FloatArray = npt.NDArray[np.float64]
 #: Bytes of a bf16 element.
 BF16 = 2
 
-#: How alike a prompt's tokens are routed (c above), without and with shared experts, which keep tokens apart: the
+#: How a sample header calls the weights under which tokens of one prompt are routed alike: every matrix is random with
+#: a deviation of fan_in ** -0.5, embeddings among them, so that what attention adds to all tokens drowns the tokens.
+ROUTE_ALIKE = ("dummy",)
+
+#: How alike those route a prompt's tokens (c above), without and with shared experts, which keep tokens apart: the
 #: square root of the correlation between the router's inputs of one prompt, over the layers of small models of the
-#: three families' kinds with random weights of a trained scale (as measured models have) and random tokens.
+#: three families' kinds.
 ALIKE, ALIKE_WITH_SHARED = 0.93, 0.72
 
 #: Popularities of experts in a prompt, standard normal, and their weights (Gauss-Hermite).

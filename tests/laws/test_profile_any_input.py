@@ -45,6 +45,7 @@ def estimate_like(table: dict[str, Any]) -> dict[str, Any]:
     estimate = {
         "model": "allenai/OLMoE-1B-7B-0924",
         "model_config": read_model("olmoe-1b-7b").config,
+        "weights": "dummy",
         "card": asdict(card),
         "num_cards": 1,
         "engine_flags": {},

@@ -495,6 +495,28 @@ def test_what_does_not_fit_one_card_fits_two(measured: list[MeasuredModel]) -> N
         estimate(learned, like, CARDS["rtx-4090"], qwen, 1, [], Parallelism(2))
 
 
+def test_how_prompts_are_routed_depends_on_the_weights(measured: list[MeasuredModel]) -> None:
+    learned, like, qwen = learn_from(measured), measured[0].table, read_model("qwen3-30b-a3b")
+    alike, apart = (
+        estimate(learned, like, H200, qwen, 1, [], weights=weights) for weights in ("dummy", "simmoe-dummy 2")
+    )
+    at = alike.prefill.sizes.index(128)
+    assert apart.prefill.seconds[at][-1] > 1.5 * alike.prefill.seconds[at][-1]
+    assert apart.decode == alike.decode
+    bounds = [roofline_of(table) for table in (alike, apart)]
+    assert [roofline.routed_alike for roofline in bounds if roofline] == [True, False]
+    # what is measured under other weights does not tell how alike these route
+    again = learn_from([measured[0]._replace(table=relabelled(measured[0].table, "simmoe-dummy 2"))])
+    assert (again.device.alike, again.device.alike_with_shared) == pytest.approx((ALIKE, ALIKE_WITH_SHARED), rel=1e-3)
+
+
+def relabelled(table: StepTable, weights: str) -> StepTable:
+    """Return a table measured under weights of that name."""
+    return replace(
+        table, provenance={**table.provenance, "runs": [{**table.provenance["runs"][0], "weights": weights}]}
+    )
+
+
 def test_two_cards_are_faster_than_one_where_the_device_binds(measured: list[MeasuredModel]) -> None:
     learned, like = learn_from(measured), measured[0].table
     one, two = (estimate(learned, like, H200, OLMOE, 1, [], parallel) for parallel in (ONE_CARD, Parallelism(2)))

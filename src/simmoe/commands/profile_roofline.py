@@ -78,10 +78,10 @@ def roofline(
         for line in (*error_lines(held_out), *_not_learned_from(table for _, table in tables)):
             click.echo(line)
         return
-    like = next((one.table for one in measured if one.table.name == DEFAULT_PROFILE), measured[0].table)
+    like = next((one for one in measured if one.table.name == DEFAULT_PROFILE), measured[0])
     of_all = [row._asdict() for row in over_all_tables(held_out, tensor_parallel)]
     parallel = Parallelism(tensor_parallel, expert_parallel)
-    table = estimate(learn_from(measured), like, card, read, splits, of_all, parallel)
+    table = estimate(learn_from(measured), like.table, card, read, splits, of_all, parallel, like.weights)
     if out is not None:
         write_table(out, table)
     console = Console(highlight=False, markup=False)

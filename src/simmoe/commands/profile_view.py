@@ -51,6 +51,7 @@ def _estimate_facts(estimate: Mapping[str, Any] | None) -> Iterator[tuple[str, s
         return
     card, learned = estimate["card"], estimate["learned"]
     yield "model", estimate["model"]
+    yield "weights", estimate["weights"]
     rates = f"{card['bf16_flop_s'] / 1e12:,.1f} TFLOP/s bf16, {card['memory_byte_s'] / 1e12:.3f} TB/s"
     cards = f"{estimate['num_cards']} x {card['driver_name']}" if estimate["num_cards"] > 1 else card["driver_name"]
     yield "card", f"{cards}: {rates}, {card['num_sms']} SMs ({card['source']})"
