@@ -228,6 +228,7 @@ EXPERIMENTS = {
         12,
         4,
         _SECOND_MODEL,
+        {"vllm": 36.5, "vllm+k": 36.5, "k-aware": 45.3},
         model="deepseek-v2-lite",
         captured_ks=(4, 8, 12, 16, 20, 24),
     ),
