@@ -228,8 +228,7 @@ def _asked(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
 
 def _policy_state(target: Host, policies: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     """Return the states of the policies that show theirs, under the simulator's names."""
-    routes = target.dispatcher.snapshot() if isinstance(target, LocalEngines) else []
-    state = {f"route_{index}": snapshot for index, snapshot in enumerate(routes)}
+    state = {"route_0": target.dispatcher.snapshot() if isinstance(target, LocalEngines) else None}
     state |= {f"batch_{rank}": told["snapshot"] for rank, told in policies.items()}
     return {name: snapshot for name, snapshot in state.items() if snapshot is not None}
 

@@ -148,14 +148,17 @@ class PolicyMixin(BudgetMixin):
     # ------------------------------------------------------------------------------------------------------ the policy
 
     def policy_stats(self) -> dict[str, Any]:
-        """Return what hosting has cost and the policy's own state, as plain data."""
-        snapshot = getattr(self.batch_policy, "snapshot", None)
+        """Return what hosting has cost and the policy's own state, as plain data.
+
+        Raises:
+            PolicyError: the policy cannot show its state.
+        """
         return {
             "policy": self.hosting.policy,
             "num_plans": self.num_plans,
             "policy_s": self.policy_s,
             "gates_opened": self.waiting.gates_opened,
-            "snapshot": None if snapshot is None else dict(snapshot()),
+            "snapshot": self._asker.snapshot(self.batch_policy),
         }
 
     def _choose(self) -> StepPlan | None:

@@ -132,11 +132,15 @@ class _OpenStep:
 
 
 class StepRecorder:
-    """Collects :class:`StepRecord` rows until they are drained; several steps may be in flight."""
+    """Collects :class:`StepRecord` rows until they are drained; several steps may be in flight.
 
-    def __init__(self) -> None:
+    Args:
+        limit: rows kept when nobody drains them; the oldest go first.
+    """
+
+    def __init__(self, limit: int = 1 << 20) -> None:
         self._open: dict[int, _OpenStep] = {}
-        self._done: deque[StepRecord] = deque()
+        self._done: deque[StepRecord] = deque(maxlen=limit)
 
     def scheduled(
         self,

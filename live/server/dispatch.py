@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from simmoe.errors import SimmoeError
 from simmoe.policies.asking import Asker
-from simmoe.policies.protocols import Inspectable, PolicyContext, RoutePolicy
+from simmoe.policies.protocols import PolicyContext, RoutePolicy
 from simmoe.policies.queue_aware import QueueAware
 from simmoe.policies.registry import PolicyChoice
 from simmoe.policies.views import RankView, RequestView
@@ -66,7 +66,6 @@ class Dispatcher:
         self._context = context
         self._ranks = [_Rank() for _ in range(context.num_ranks)]
         self._up: list[int] = []
-        self._snapshots: list[Any] = []
         self.fallback_reason = ""
         """Why the policy cannot be built for the ranks that are up, where it cannot: least 4 W + R routes meanwhile."""
         self.policy: RoutePolicy = choice.route(context)
@@ -81,8 +80,6 @@ class Dispatcher:
         """Say which ranks are up; the policy is built anew if that changes which."""
         if list(ranks) == self._up:
             return
-        if self._up and isinstance(self.policy, Inspectable):
-            self._snapshots.append(self.policy.snapshot())
         self._up, self.fallback_reason = list(ranks), ""
         if not ranks:
             return
@@ -145,10 +142,13 @@ class Dispatcher:
         """Return what a rank last said of itself."""
         return self._ranks[rank].counts
 
-    def snapshot(self) -> list[Any]:
-        """Return the states of the policies used, in order, of those that show theirs."""
-        now = [self.policy.snapshot()] if isinstance(self.policy, Inspectable) else []
-        return [*self._snapshots, *now]
+    def snapshot(self) -> Any:
+        """Return the policy's state; None if it shows none.
+
+        Raises:
+            PolicyError: it cannot.
+        """
+        return self._asker.snapshot(self.policy)
 
     def _view(self, position: int, rank: int) -> RankView:
         state = self._ranks[rank]

@@ -88,6 +88,14 @@ def _record(step: int, start_s: float, output_s: float, *, k: int = 4, tokens: i
     return record
 
 
+def test_steps_nobody_drains_do_not_pile_up() -> None:
+    recorder = StepRecorder(limit=3)
+    for step in range(5):
+        recorder.scheduled(step, (0.0, 0.0), summarise({}, {}, {}), 1, (0, 1, 0))
+        recorder.finished(step, 1.0, 1.0)
+    assert [record.step for record in recorder.drain()] == [2, 3, 4]
+
+
 def test_only_steps_of_a_busy_engine_are_timed() -> None:
     records = [
         _record(0, 0.0, 1.0),
