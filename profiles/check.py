@@ -242,7 +242,7 @@ def _classifier(table: StepTable, async_scheduling: bool) -> Callable[[Sample], 
     predictor = Predictor(table, async_scheduling)
     attention_free = replace(
         table,
-        attention=type(table.attention)(0.0, 0.0, table.attention.mixed_seq_s, 0.0),
+        attention=table.attention._replace(prefill_pair_s=0.0, prefill_seq_s=0.0, mixed_kv_token_s=0.0),
         decode_kv=tuple((size, 0.0) for size, _ in table.decode_kv),
     )
     grids = Predictor(attention_free, async_scheduling)

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from simmoe.errors import ProfileError
 from simmoe.profiles.evidence import TRUST_SURE, Evidence, runs_at
@@ -22,6 +21,14 @@ CellKey = tuple[int, int]
 
 #: Terms and grid are fitted in turn, so often.
 ROUNDS = 8
+
+#: A step whose device took more than this many times what it takes when held was held up by its host. Less is the
+#: clocks' doing: between steps a held device idles, so they are up to 10% higher where arithmetic bounds a step.
+HELD_TRUST = 1.1
+
+#: Fewer sequences leave multiprocessors idle while their KV is read: a token costs more there, which a slope that never
+#: falls as the batch grows cannot say, and would carry to large batches. They are not asked where others are.
+FEW_SEQS = 8
 
 #: A cell is the mean of its steps within this much of the least bound on it: repeated measurements of a step that
 #: nothing held up lie that near to each other.
@@ -45,6 +52,7 @@ def fit_device(
     captured: Sequence[int],
     terms: Callable[[Sample], list[float]],
     above: GridTable | None = None,
+    telling: Callable[[Sample], bool] = lambda s: True,
 ) -> DeviceFit:
     """Fit one kind's grid and terms.
 
@@ -52,7 +60,8 @@ def fit_device(
         evidence: its samples.
         captured: sizes graphs were captured at, ascending.
         terms: what multiplies the values beside the grid.
-        above: a grid that this one does not exceed at any point of both.
+        above: a grid that this one does not exceed at any point of both that a held device does not show.
+        telling: whether a sample tells the values.
     """
 
     def key(s: Sample) -> CellKey:
@@ -71,31 +80,44 @@ def fit_device(
     # a step between captured sizes takes no less than the size below it does
     below = {s: at.get((sizes[bisect_right(sizes, key(s)[0]) - 1], s.k)) for s in everything if key(s)[0] >= sizes[0]}
     ceiling = np.full((len(sizes), len(ks)), np.inf)
-    if above is not None and not held:
+    if above is not None:
         for size, cells_above in zip(above.sizes, above.cells, strict=True):
             for k, cell_above in zip(above.ks, cells_above, strict=True):
                 if (size, k) in at:
                     ceiling[at[size, k]] = cell_above.device_s
 
+    def free(s: Sample) -> tuple[CellKey, bool]:
+        return key(s), s.clock == "held"  # a device that was held is cooler, and a little faster
+
     for _ in range(ROUNDS):
-        values = fit_cells([key(s) for s in sure], [terms(s) for s in sure], [s.median_s for s in sure]).values
+        tell = [s for s in sure if telling(s)]
+        values = fit_cells([free(s) for s in tell], [terms(s) for s in tell], [s.median_s for s in tell]).values
         left = {s: max(s.median_s - float(np.dot(terms(s), values)), 1e-6) for s in everything}
-        limits = ceiling.copy()
+        shown = grid_between([(key(s), left[s]) for s in held], sizes, ks)
+        limits = np.where(np.isfinite(shown), HELD_TRUST * shown, ceiling)
         for s, where in below.items():
-            if where is not None:
+            if where is not None and s.clock != "held":
                 limits[where] = min(limits[where], left[s])
         limits = np.minimum.accumulate(np.minimum.accumulate(limits[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
         sure = [
             s
             for s in evidence.sure
-            if s.clock == "held" or key(s) not in at or left[s] <= TRUST_SURE * limits[at[key(s)]]
+            if s.clock == "held"
+            or key(s) not in at
+            or left[s] <= min(TRUST_SURE * limits[at[key(s)]], HELD_TRUST * shown[at[key(s)]])
         ]
     if not np.isfinite(limits).all():
         raise ProfileError(f"{kind} steps were not measured at the largest size {sizes[-1]} and the largest k {ks[-1]}")
 
     members: dict[CellKey, list[tuple[Sample, float]]] = {}
-    known = {key(s) for s in held}
-    trusted = [s for s in rows if key(s) not in known and left[s] <= CELL_TRUST * limits[at[key(s)]]]
+    by_device, measured_held = set(sure), {key(s) for s in held}
+    trusted = [
+        s
+        for s in rows
+        if key(s) not in measured_held
+        and left[s] <= CELL_TRUST * limits[at[key(s)]]
+        and (s in by_device or not np.isfinite(shown[at[key(s)]]))
+    ]
     trusted += [s for s in rows if s.clock == "held"]
     for s in trusted:
         members.setdefault(key(s), []).append((s, left[s]))
@@ -109,9 +131,11 @@ def fit_device(
         between = np.interp(np.array(ks)[~mine], np.array(ks)[mine], cells[i, mine])
         cells[i, ~mine] = np.minimum(between, limits[i, ~mine])
     if held:
-        bound = {key(s) for s in set(trusted) & set(sure)}
-        hidden_cells = np.array([[(size, k) not in known | bound for k in ks] for size in sizes])
-        cells = np.minimum(between_known(cells, hidden_cells, sizes, ks), np.where(hidden_cells, limits, np.inf))
+        settled = {key(s) for s in trusted if s in by_device}
+        beside = grid_between([(where, float(cells[at[where]])) for where in settled if where in at], sizes, ks)
+        for where, place in at.items():
+            if where not in settled and np.isfinite(beside[place]):
+                cells[place] = min(beside[place], limits[place])
     cells, moved = monotone_grid(cells)
 
     def cell(size: int, k: int) -> Cell:
@@ -123,37 +147,43 @@ def fit_device(
     return DeviceFit(grid, values.tolist(), len(trusted), moved)
 
 
-def between_known(
-    cells: FloatGrid, hidden: npt.NDArray[np.bool_], sizes: Sequence[int], ks: Sequence[int]
-) -> FloatGrid:
-    """Return the grid with hidden cells interpolated between known ones, along k and then along the size.
+def grid_between(found: Sequence[tuple[CellKey, float]], sizes: Sequence[int], ks: Sequence[int]) -> FloatGrid:
+    """Return a grid through known cells: their mean, and along k and then along the size a monotone cubic between them;
+    infinite where there are none on both sides.
 
-    Cells that have no known ones on both sides either way stay as they are.
+    Args:
+        found: known cells with seconds.
+        sizes: of the grid.
+        ks: of the grid.
     """
     from scipy.interpolate import PchipInterpolator
 
-    cells, hidden = cells.copy(), hidden.copy()
-    for axis, at in ((1, np.array(ks, dtype=np.float64)), (0, np.array(sizes, dtype=np.float64))):
-        rows, missing = (cells, hidden) if axis else (cells.T, hidden.T)  # views
-        for row, lacks in zip(rows, missing, strict=True):
-            if (~lacks).sum() < 2:
-                continue
-            first, last = at[~lacks][[0, -1]]
-            inside = lacks & (at > first) & (at < last)
-            row[inside] = PchipInterpolator(at[~lacks], row[~lacks])(at[inside])
-            lacks[inside] = False
+    cells = np.full((len(sizes), len(ks)), np.inf)
+    means: dict[CellKey, list[float]] = {}
+    for where, seconds in found:
+        means.setdefault(where, []).append(seconds)
+    for (size, k), values in means.items():
+        if size in sizes and k in ks:
+            cells[sizes.index(size), ks.index(k)] = float(np.mean(values))
+    for rows, at in ((cells, np.array(ks, dtype=np.float64)), (cells.T, np.array(sizes, dtype=np.float64))):
+        for row in rows:  # views of the cells
+            known = np.isfinite(row)
+            if known.sum() >= 2:
+                first, last = at[known][[0, -1]]
+                inside = ~known & (at > first) & (at < last)
+                row[inside] = PchipInterpolator(at[known], row[known])(at[inside])
     return cells
 
 
 def context_knots(samples: Sequence[Sample]) -> list[int]:
-    """Return the batch sizes measured at contexts that differ enough to tell KV tokens from sequences."""
+    """Return the batch sizes, not too small, measured at contexts that tell KV tokens from sequences."""
     contexts: dict[int, list[float]] = {}
     for s in samples:
         contexts.setdefault(s.num_decode_seqs, []).append(s.decode_kv_tokens / s.num_decode_seqs)
     knots = sorted(size for size, values in contexts.items() if max(values) > 1.5 * min(values))
     if not knots:
         raise ProfileError("no batch size was decoded at two contexts: KV tokens cannot be told from sequences")
-    return knots
+    return [size for size in knots if size >= FEW_SEQS] or knots
 
 
 def slope_ramps(knots: Sequence[int], size: int, kv_tokens: int) -> list[float]:

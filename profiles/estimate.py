@@ -92,7 +92,9 @@ def estimated_table(
         prefill=grid(sizes, decode=False),
         decode=grid(seqs, decode=True),
         decode_kv=((1, kv_s),),
-        attention=Attention(pair_s, learned.prompt_s, learned.mixed_seq_s, kv_s, learned.mixed_step_s),
+        attention=Attention(
+            pair_s, learned.prompt_s, learned.mixed_seq_s, kv_s, learned.mixed_step_s, learned.mixed_decode_share
+        ),
         real_share=learned.real_share,
         update=learned.update,
         host=_no_path_faster_than_the_one_before(host),

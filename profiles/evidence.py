@@ -16,6 +16,10 @@ from simmoe.profiles.table import PATHS, HostShare
 #: measured, was bound by the device.
 DEVICE_BOUND, DEVICE_BOUND_BY_SHARE = 1.15, 1.3
 
+#: A host that took more than this many times its path's share waited for the device while it launched, whose queue was
+#: full: its time tells nothing of what bound the step.
+LAUNCH_WAITED = 2.0
+
 #: A step at most this much longer than the least bound on its device time was not held up by the host: one surely bound
 #: by the device, or any other. While the host launches a step it sees the output of the one before late, so that one
 #: seems longer and this one shorter: of two steps of one shape, even the longer may be right.
@@ -59,10 +63,10 @@ def device_bound(
             steps.append(((s.shape, s.mode, place[-1]), s))
 
     def bound(place: tuple[object, ...], s: Sample) -> bool:
-        own_s = hosts.get(place)
+        own_s, share_s = hosts.get(place), host_s(clock, s, captured)
         if own_s is None:
-            return s.median_s > DEVICE_BOUND_BY_SHARE * host_s(clock, s, captured)
-        return s.median_s > DEVICE_BOUND * own_s
+            return s.median_s > DEVICE_BOUND_BY_SHARE * share_s
+        return s.median_s > DEVICE_BOUND * min(own_s, LAUNCH_WAITED * share_s)
 
     return [(s, bound(place, s)) for place, s in steps]
 

@@ -104,7 +104,12 @@ def fit_table(
 
     decodes, prefills = of("decode"), of("prefill")
     knots = context_knots(decodes.sure)
-    decode = fit_device(decodes, captured, lambda s: slope_ramps(knots, s.num_decode_seqs, s.decode_kv_tokens))
+    decode = fit_device(
+        decodes,
+        captured,
+        lambda s: slope_ramps(knots, s.num_decode_seqs, s.decode_kv_tokens),
+        telling=lambda s: s.num_decode_seqs >= knots[0],
+    )
     slopes = np.cumsum(decode.values).tolist()
     # The same tokens decoding do the same and sample more, so a step of prompt tokens takes no longer.
     prefill = fit_device(prefills, captured, lambda s: [s.prefill_kv_pairs, s.num_prefill_seqs], decode.grid)
@@ -133,11 +138,11 @@ def fit_table(
     calibration = device_bound([sample for sample in recorded if not sample.held_out], clock, captured)
     serving = [sample for sample, _ in calibration]
     serving_bound = [sample for sample, by_device in calibration if by_device]
-    mixed = [s for s in serving_bound if s.kind == "mixed"]
-    table = with_prefill_terms(table, prefills.sure, not_held_up(of("mixed")), mixed)
     served = [s for s in serving_bound if s.kind == "decode"]
     table = with_serving_contexts(with_decode_share(table, decodes.sure), served)
     table = with_decode_share(table, [*decodes.sure, *served])
+    mixed = [s for s in serving_bound if s.kind == "mixed"]
+    table = with_prefill_terms(table, prefills.sure, not_held_up(of("mixed")), mixed)
     table = replace(table, host=_host_shares(table, [*steps, *serving], clock))
     table = replace(table, update=_update_share(updates))
     facts = {
@@ -192,7 +197,11 @@ def _update_share(updates: Sequence[Update]) -> HostShare:
 
 
 def _host_shares(table: StepTable, steps: Sequence[Sample], clock: Mapping[str, HostShare]) -> dict[str, HostShare]:
-    """Return each launch path's share; a path never measured has that of the path before."""
+    """Return each launch path's share; a path never measured has that of the path before.
+
+    A sequence takes the host as long however a step's kernels are launched: decode-only steps tell, where most of the
+    sequences are and the host is seldom hidden.
+    """
     hostless = Predictor(table, async_scheduling=True)
     shares: dict[str, HostShare] = {}
     before = HostShare(0.0, 0.0)
@@ -203,12 +212,16 @@ def _host_shares(table: StepTable, steps: Sequence[Sample], clock: Mapping[str, 
             seqs = np.array([num_seqs(s) for s in mine], dtype=np.float64)
             measured = np.array([s.median_s for s in mine])
 
-            def predicted(share: FloatArray, device: FloatArray = device, seqs: FloatArray = seqs) -> FloatArray:
-                steps: FloatArray = np.maximum(device, share[0] + share[1] * seqs)
+            known = before.per_seq_s
+
+            def predicted(
+                share: FloatArray, device: FloatArray = device, seqs: FloatArray = seqs, known: float = known
+            ) -> FloatArray:
+                steps: FloatArray = np.maximum(device, share[0] + (known or share[-1]) * seqs)
                 return steps
 
-            start = np.maximum(clock[path], 1e-6)
-            base_s, per_seq_s = least_absolute(predicted, measured, start).tolist()
-            before = HostShare(max(base_s, before.base_s), max(per_seq_s, before.per_seq_s))
+            start = np.maximum(clock[path][: 1 if known else 2], 1e-6)
+            found = least_absolute(predicted, measured, start).tolist()
+            before = HostShare(max(found[0], before.base_s), known or found[1])
         shares[path] = before
     return shares

@@ -73,6 +73,8 @@ class Learned:
     """Seconds a decoding sequence adds to a step with prompt tokens."""
     mixed_step_s: float
     """Seconds a step takes more for having both prompt tokens and decoding sequences."""
+    mixed_decode_share: float
+    """Share that decoding sequences add to such a step of what they take alone."""
     real_share: RealShare
     host: dict[str, tuple[HostShare, float]]
     """By launch path, (whatever the model, seconds a launch of :func:`launches`)."""
@@ -140,6 +142,7 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
         prompt_s=float(np.mean([terms.prefill_seq_s for terms in attention])),
         mixed_seq_s=float(np.mean([terms.mixed_seq_s for terms in attention])),
         mixed_step_s=float(np.mean([terms.mixed_step_s for terms in attention])),
+        mixed_decode_share=float(np.mean([terms.mixed_decode_share for terms in attention])),
         real_share=RealShare(
             *(_mean_share(knots) for knots in zip(*(one.table.real_share for one in of_one), strict=True))
         ),

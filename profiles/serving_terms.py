@@ -24,6 +24,9 @@ ROUNDS = 8
 #: Fewer steps between captured sizes tell nothing of the padding there.
 LEAST_STEPS = 3
 
+#: Of a step's time, at least, that its KV must take for the step to tell what a KV token takes.
+KV_PART = 0.1
+
 _ALL_REAL = RealShare(((1, 1.0),), ((1, 1.0),))
 
 
@@ -36,8 +39,8 @@ def with_prefill_terms(
     prompts alone and the served steps. Points of prompts beside decodes would mislead it: their sizes lie just above
     captured ones, where the share and what any mixed step costs look alike; they tell it only where nothing else does.
 
-    A KV token is read once whether or not prompt tokens are beside it: where the contexts measured are too alike to
-    tell KV tokens from sequences, it costs what it costs a decode-only step.
+    A KV token is read once whether or not prompt tokens are beside it: where the contexts measured are too alike, or KV
+    too small a part of any step, to tell KV tokens from sequences, it costs what it costs a decode-only step.
 
     Args:
         table: with grids and decode-only terms.
@@ -64,11 +67,15 @@ def with_prefill_terms(
     floor = np.concatenate([np.zeros(len(between)), _device_s(table, decodes_alone)])
     contexts = kv_tokens[both] / seqs[both]
     told_apart = bool(both.any()) and contexts.max() >= CONTEXTS_APART * contexts.min()
+    told_apart &= bool((decode_rate_s * kv_tokens > KV_PART * measured).any())
 
-    # the least of real tokens alone and all padded; then what beside them is once a mixed step, a sequence, a KV token
-    columns = np.stack([unpadded - padded, both, seqs, kv_tokens], axis=1)
+    kvless = _device_s(table, [shape._replace(decode_kv_tokens=0) for shape in decodes_alone])
+    experts = np.concatenate([np.zeros(len(between)), kvless - table.decode.cells[0][0].device_s])
+    # the least of real tokens alone and all padded; then what beside them is once a mixed step, of what the sequences
+    # take alone, a sequence, a KV token
+    columns = np.stack([unpadded - padded, both, experts, seqs, kv_tokens], axis=1)
     rest = padded if told_apart else padded + decode_rate_s * kv_tokens
-    limits: list[float | None] = [1.0, None, None, None if told_apart else 0.0]
+    limits: list[float | None] = [1.0, None, 1.0, None, None if told_apart else 0.0]
 
     def explains(free: list[int], values: FloatArray, of: npt.NDArray[np.bool_]) -> FloatArray:
         """Return the values with those at ``free`` found anew, the others as they are."""
@@ -82,16 +89,19 @@ def with_prefill_terms(
             )
         return found
 
-    values = np.zeros(4)
+    values = np.zeros(5)
     for _ in range(ROUNDS):
-        values = explains([0, 1, 2, 3], values, floor < measured)
+        values = explains([0, 1, 2, 3, 4], values, floor < measured)
     tells_share = np.arange(len(steps)) < len(between) + len(served)
     if tells_share.any():
         for _ in range(ROUNDS):
-            values = explains([1, 2, 3], explains([0], values, tells_share), both)
-    share, step_s, seq_s, rate_s = values.tolist()
+            values = explains([1, 2, 3, 4], explains([0], values, tells_share), both)
+    share, step_s, decode_share, seq_s, rate_s = (values + 0.0).tolist()
     attention = table.attention._replace(
-        mixed_step_s=step_s, mixed_seq_s=seq_s, mixed_kv_token_s=rate_s if told_apart else decode_rate_s
+        mixed_step_s=step_s,
+        mixed_seq_s=seq_s,
+        mixed_kv_token_s=rate_s if told_apart else decode_rate_s,
+        mixed_decode_share=decode_share,
     )
     real_share = table.real_share._replace(prefill=((1, share),))
     return replace(table, attention=attention, real_share=real_share)
@@ -128,18 +138,21 @@ def with_serving_contexts(table: StepTable, decodes: Sequence[Sample]) -> StepTa
     """Return the table with the time a KV token takes as it is where contexts differ, all batches by one factor.
 
     Sequences of one context, as points have, fill whole waves of the attention kernel's blocks and leave the last one
-    part empty; those of many contexts level out.
+    part empty; those of many contexts level out, and take no longer. Steps that KV has a small part in say more of the
+    grid than of KV, and are left out.
 
     Args:
         table: with grids and decode-only terms.
         decodes: decode-only steps of a served load, bound by the device.
     """
-    if len(decodes) < LEAST_STEPS:
-        return table
     shapes = [s.shape for s in decodes]
     without = _device_s(table, [shape._replace(decode_kv_tokens=0) for shape in shapes])
     kv = _device_s(table, shapes) - without
-    (factor,) = least_absolute_terms(kv[:, None], without, [s.median_s for s in decodes], [None]).tolist()
+    measured = np.array([s.median_s for s in decodes])
+    telling = kv > KV_PART * (kv + without)
+    if telling.sum() < LEAST_STEPS:
+        return table
+    (factor,) = least_absolute_terms(kv[telling, None], without[telling], measured[telling], [None]).tolist()
     return replace(table, decode_kv=tuple((size, factor * value) for size, value in table.decode_kv))
 
 

@@ -4,7 +4,7 @@ A step of n tokens at budget k occupies the device for
 
 * decode only: ``decode(n, k) + per_kv_token(n) * KV tokens``;
 * with prompt tokens: ``prefill(n, k)`` plus what query-key pairs, prompts, decode sequences, their KV tokens and having
-  both add, and no less than its decode sequences alone;
+  both add, a share of what the decode sequences take alone among it, and no less than all that they take alone;
 
 and the host for ``base + per sequence``, by launch path.
 With asynchronous scheduling the host composes the next step while the device runs this one, and in a train of like
@@ -70,7 +70,15 @@ class ProfileStepCost:
     def __init__(self, surfaces: Surfaces, async_scheduling: bool) -> None:
         self._prefill, self._decode, table = surfaces
         self._decode_kv = table.decode_kv
-        self._pair_s, self._prefill_seq_s, self._mixed_seq_s, self._mixed_kv_s, self._mixed_s = table.attention
+        terms = table.attention
+        self._pair_s, self._prefill_seq_s = terms.prefill_pair_s, terms.prefill_seq_s
+        self._mixed_seq_s, self._mixed_kv_s, self._mixed_s = (
+            terms.mixed_seq_s,
+            terms.mixed_kv_token_s,
+            terms.mixed_step_s,
+        )
+        self._mixed_share = terms.mixed_decode_share
+        self._least_decode_s = table.decode.cells[0][0].device_s
         self._host_adds = not async_scheduling
         eager = table.host["eager"]
         self._full = table.host.get("full", eager)
@@ -120,6 +128,7 @@ class ProfileStepCost:
                     self._decode.seconds(decodes, k),
                     interpolated(self._decode_kv, decodes),
                 )
+            device_s += self._mixed_share * (alone[0] - self._least_decode_s)
             alone_s = alone[0] + alone[1] * kv_tokens
             if alone_s > device_s:
                 device_s = alone_s

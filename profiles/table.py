@@ -49,6 +49,7 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("mixed_seq_s", "s/sequence"),
         ("mixed_kv_token_s", "s/token"),
         ("mixed_step_s", "s"),
+        ("mixed_decode_share", "share"),
     ),
     "real_share": (("kind", "name"), ("size", "tokens"), ("share", "share")),
     "host": (("path", "name"), ("base_s", "s"), ("per_seq_s", "s/sequence")),
@@ -95,6 +96,9 @@ class Attention(NamedTuple):
     """A KV token a decode sequence of a mixed step attends to."""
     mixed_step_s: float = 0.0
     """Once, in a step that both computes prompt tokens and decodes."""
+    mixed_decode_share: float = 0.0
+    """Of what its decoding sequences take alone, KV left out, above the least decode step of the grid: they touch
+    experts that the prompt tokens do not, and ever fewer new ones as they grow in number."""
 
 
 class HostShare(NamedTuple):

@@ -31,7 +31,9 @@ from simmoe.profiles.table import (
 )
 
 FORMAT = "simmoe-profile"
-VERSION = 2
+VERSION = 3
+#: Version 2 had no mixed_decode_share.
+READ_VERSIONS = (2, 3)
 
 Rows = list[list[Any]]
 
@@ -118,8 +120,9 @@ def parse_table(content: bytes, where: str) -> StepTable:
         raise ProfileError(f"profile '{where}' {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ProfileError(f"'{where}' is no profile: it does not say format '{FORMAT}'")
-    if data.get("version") != VERSION:
-        raise ProfileError(f"profile '{where}' has version {data.get('version')}; this simmoe reads {VERSION}")
+    if data.get("version") not in READ_VERSIONS:
+        reads = " and ".join(map(str, READ_VERSIONS))
+        raise ProfileError(f"profile '{where}' has version {data.get('version')}; this simmoe reads {reads}")
     return _Reader(data, where).table(hashlib.sha256(content).hexdigest())
 
 
@@ -234,7 +237,10 @@ class _Reader:
     def _attention(self) -> Attention:
         rows = self._rows("attention")
         self._require(len(rows) == 1, f"table 'attention' has {len(rows)} rows; it has one")
-        return Attention(*rows[0])
+        attention = Attention(*rows[0])
+        share = attention.mixed_decode_share
+        self._require(share <= 1, f"table 'attention': mixed_decode_share is {share}; it must be at most 1")
+        return attention
 
     def _real_share(self) -> RealShare:
         rows = self._rows("real_share")
@@ -272,6 +278,8 @@ class _Reader:
     def _rows(self, name: str) -> Rows:
         table = self._field(name)
         columns = COLUMNS[name]
+        if name == "attention" and self._data["version"] == 2:
+            columns = columns[:-1]
         found = table.get("columns") if isinstance(table, dict) else None
         rows = table.get("rows") if isinstance(table, dict) else None
         self._require(

@@ -40,7 +40,7 @@ def estimate_like(table: dict[str, Any]) -> dict[str, Any]:
     card = CARDS["h100"]
     host = {"full": (HostShare(1e-3, 0.0), 0.0)}
     learned = Learned(
-        ("b",), Efficiencies(), 0.6, 0.9, 1.0, 1e-5, 1e-5, 0.0, RealShare(), host, NO_SHARE, 1e9, 0.0, 0.0
+        ("b",), Efficiencies(), 0.6, 0.9, 1.0, 1e-5, 1e-5, 0.0, 0.1, RealShare(), host, NO_SHARE, 1e9, 0.0, 0.0
     )
     estimate = {
         "model": "allenai/OLMoE-1B-7B-0924",

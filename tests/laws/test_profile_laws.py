@@ -65,6 +65,7 @@ def tables(draw: st.DrawFn) -> StepTable:
             draw(st.floats(0, 1e-4)),
             draw(st.floats(0, 1e-6)),
             draw(st.floats(0, 1e-2)),
+            draw(st.floats(0, 1)),
         ),
         real_share=RealShare(draw(share_rows()), draw(share_rows())),
         host={path: HostShare(*(float(v) for v in share)) for path, share in zip(paths, shares, strict=True)},

@@ -49,7 +49,9 @@ def test_steps_that_fill_their_size_say_nothing_of_padding() -> None:
 
 
 def test_the_terms_of_a_mixed_step_and_prefills_share_are_found_together() -> None:
-    attention = PLAIN.attention._replace(mixed_step_s=1.5e-3, mixed_seq_s=1e-5, mixed_kv_token_s=3e-8)
+    attention = PLAIN.attention._replace(
+        mixed_step_s=1.5e-3, mixed_seq_s=1e-5, mixed_kv_token_s=3e-8, mixed_decode_share=0.6
+    )
     true = replace(PLAIN, attention=attention, real_share=RealShare(prefill=((1, 0.4),)))
     mixed = [
         StepShape(n, n * (n + 1) // 2, 1, seqs, seqs * context, k)
@@ -76,6 +78,18 @@ def test_points_just_above_captured_sizes_do_not_mislead_the_share_where_prompts
     prefills = steps_of(true, [prompt_shape(n, k) for n in (600, 1500, 3000) for k in (8, 32)])
     assert with_prefill_terms(PLAIN, [], points).real_share.prefill[0][1] < 0.65
     assert with_prefill_terms(PLAIN, prefills, points).real_share.prefill[0][1] == pytest.approx(0.7, abs=1e-6)
+
+
+def test_what_decodes_take_alone_adds_ever_less_to_a_mixed_step_as_they_grow_in_number() -> None:
+    device = Predictor(
+        replace(PLAIN, attention=PLAIN.attention._replace(mixed_decode_share=0.6)), async_scheduling=True
+    )
+
+    def mixed_s(seqs: int) -> float:
+        return device.device_s(StepShape(1024, 1024 * 1025 // 2, 1, seqs, seqs, 8))
+
+    first, second, last = mixed_s(2) - mixed_s(1), mixed_s(32) - mixed_s(16), mixed_s(512) - mixed_s(256)
+    assert first > second / 16 > last / 256 > 0
 
 
 def test_without_mixed_steps_a_kv_token_costs_what_it_does_in_a_decode_only_one() -> None:

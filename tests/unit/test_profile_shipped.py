@@ -37,10 +37,11 @@ def test_a_measured_profile_is_complete(name: str) -> None:
     cost = profile.cost()
     most, seqs = header["engine_flags"]["max_num_batched_tokens"], header["engine_flags"]["max_num_seqs"]
     for n in (16, 512, most):
-        for k in (1, profile.k_max):
+        for k in profile.table.prefill.ks:  # of a table of several cards the larger budgets alone were captured
             cost.prefill_s(n, k)
-    cost.step_s(StepShape(num_decode_seqs=seqs, decode_kv_tokens=10**6, k_exec=profile.k_max // 2))
+    cost.step_s(StepShape(num_decode_seqs=seqs, decode_kv_tokens=10**6, k_exec=profile.table.decode.ks[0]))
     assert cost.extrapolated == {}
+    assert profile.table.prefill.ks[-1] == profile.table.decode.ks[-1] == profile.k_max
     cost.prefill_s(most + 1, profile.k_max)
     assert cost.extrapolated == {"prefill_tokens": 1}
 

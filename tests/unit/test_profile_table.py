@@ -95,7 +95,9 @@ KV = [["num_seqs", "sequences"], ["per_kv_token_s", "s/token"]]
             "(num_seqs 8, k 2): device_s 0.001 is below the 0.002 of (num_seqs 8, k 1)",
         ),
         (with_rows("decode_kv", [[1, 2e-8], [2, 1e-8]], KV), "table 'decode_kv' row 2"),
-        (with_rows("attention", [[0.0, 0.0, 0.0, 1.0, 0.0]] * 2), "has 2 rows"),
+        (with_rows("attention", [[0.0, 0.0, 0.0, 1.0, 0.0, 0.0]] * 2), "has 2 rows"),
+        (with_rows("attention", [[0.0, 0.0, 0.0, 1.0, 0.0, 1.1]]), "mixed_decode_share is 1.1; it must be at most 1"),
+        ({"version": 2}, "table 'attention' has columns"),
         (with_rows("real_share", [["prefill", 1, 0.5]]), "'real_share' has no row of decode"),
         (
             with_rows("real_share", [["prefill", 1, 1.5], ["decode", 1, 0.5]]),
@@ -128,6 +130,14 @@ def test_what_the_host_takes_to_take_a_step_in_may_be_absent() -> None:
     assert parse_table(dump_table(known).encode(), "x").update == known.update
     changed = diff_tables(table, known)
     assert [change.name for change in changed.terms] == ["update base_s", "update per_seq_s"]
+
+
+def test_version_2_had_no_share_of_what_decodes_take_alone(tmp_path: Path) -> None:
+    attention = json.loads(PATH.read_text())["attention"]
+    old = {"columns": attention["columns"][:-1], "rows": [row[:-1] for row in attention["rows"]]}
+    table = read_table(broken(tmp_path, version=2, attention=old))
+    assert replace(table, sha256="") == replace(read_table(PATH), sha256="")
+    assert table.attention.mixed_decode_share == 0.0
 
 
 def test_a_missing_table_or_file_is_named(tmp_path: Path) -> None:
