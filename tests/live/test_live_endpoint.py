@@ -31,6 +31,10 @@ def drained(ahead_s: float) -> list[StepRecord]:
         body = json.dumps({"ranks": {"0": rank}, "deployment": {"flags": ["--some"]}}).encode()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         await writer.drain()
+        writer.close()
+        closed.set()
+
+    closed = asyncio.Event()
 
     async def run() -> list[StepRecord]:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -39,6 +43,7 @@ def drained(ahead_s: float) -> list[StepRecord]:
             endpoint = Endpoint(f"http://127.0.0.1:{port}", "tiny")
             steps = (await endpoint.drain())[0][1]
             assert endpoint.deployment == {"flags": ["--some"]}
+            await closed.wait()  # no connection is left to whoever collects it
             return steps
 
     return asyncio.run(run())

@@ -44,7 +44,7 @@ class StubEngine(Listener):
 
     def handle(self, request: Request, client: ClientConnection) -> None:
         """Answer one request."""
-        if request.method == "POST":
+        if request.method == "POST" and request.path.endswith("completions"):
             task = asyncio.get_running_loop().create_task(self.complete(request, client))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
