@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -57,14 +59,19 @@ def test_every_policy_serves_the_same_requests_at_each_load_up_to_its_saturation
 def test_a_deployments_saturation_is_that_of_a_sweep() -> None:
     program = (
         "from dataclasses import replace\n"
-        "from plan import EXPERIMENTS\n"
+        "from json import dumps\n"
+        "from plan import EXPERIMENTS, POLICIES\n"
         "from saturation import saturation\n"
         "from simmoe.profiles.catalog import load_profile\n"
-        "profile = load_profile('synthetic-olmoe-split4')\n"
-        "print(saturation(replace(EXPERIMENTS['keyed'], captured_ks=None), profile)['vllm+k'])\n"
+        "experiment = replace(EXPERIMENTS['keyed'], captured_ks=None)\n"
+        "spec = experiment.cells(dict.fromkeys(POLICIES, 1.0))[0].spec\n"
+        "rate = saturation(experiment, load_profile('synthetic-olmoe-split4'))['vllm+k']\n"
+        "print(dumps([rate, spec.requests, spec.seed]))\n"
     )
-    spec = WorkloadSpec(trace="azure", rate=1.0, requests=1, mu=16, sigma=5)
+    rate, requests, seed = json.loads(run(program))
     profile = load_profile("synthetic-olmoe-split4")
     config = SimConfig(k_max=profile.k_max, engine=EngineConfig(num_gpu_blocks=profile.num_gpu_blocks))
-    metrics = run_cell(offline_cell(Cell(spec, "fifo", profile.name, config, Slo()))).metrics
-    assert float(run(program)) == pytest.approx(saturation_rate(metrics, "fifo"), abs=0.05)
+    # The same requests: how many a sweep offers offline follows from their lengths, which differ by seed.
+    spec = WorkloadSpec(trace="azure", rate=math.inf, requests=requests, mu=16, sigma=5, seed=seed)
+    cell = Cell(spec, "fifo", profile.name, config, Slo())
+    assert rate == pytest.approx(saturation_rate(run_cell(offline_cell(cell)).metrics, "fifo"), abs=0.05)
