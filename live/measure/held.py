@@ -9,7 +9,7 @@ import numpy as np
 
 from simmoe.live.measure.device_hold import held_steps
 from simmoe.live.measure.engine import MeasuredEngine
-from simmoe.live.measure.plan import DecodePoint
+from simmoe.live.measure.plan import DecodePoint, PrefillPoint
 from simmoe.live.measure.times import TimedStep
 
 #: Seconds the device is held before the first steps of each launch path. About what a slow host takes: what follows is
@@ -22,18 +22,23 @@ OVER_LAUNCH, LONGEST_HOLD_S = 1.3, 0.15
 #: Measured once more where fewer steps than this share were launched in time.
 LEAST_SHARE = 0.5
 
+#: Points in a row that fall short of that again, after which their launch path is given up.
+GIVEN_UP_AFTER = 2
+
 
 class HeldPoints:
     """Measures points with the device held.
 
     A step of more kernels than the device's queue takes, about a thousand, cannot be launched whole before it begins:
-    its launch ends after any hold. Where none of a point's steps was launched in time twice, its path is given up.
+    its launch ends after any hold, as does a launch that itself waits for the device. Such a path is given up: where
+    none of a point's steps was launched in time twice, or too few at some points in a row.
     """
 
     def __init__(self, engine: MeasuredEngine) -> None:
         self._engine = engine
         self._hold_s = dict(FIRST_HOLD_S)
-        self._given_up: set[str] = set()
+        self._short = dict.fromkeys(FIRST_HOLD_S, 0)
+        """Points in a row of each path that fell short."""
 
     async def measure(
         self,
@@ -52,7 +57,9 @@ class HeldPoints:
         path = self._path(group, eager=eager)
         steps: list[TimedStep] = []
         launched = 0
-        for _ in range(0 if path in self._given_up else 2):
+        if self._short[path] >= GIVEN_UP_AFTER:
+            return steps
+        for _ in range(2):
             hold_s = self._hold_s[path]
             await self._engine.call_worker("hold_device", hold_s)
             try:
@@ -67,7 +74,12 @@ class HeldPoints:
             if len(held.steps) >= LEAST_SHARE * len(held.launches_s):
                 break
         if launched and not steps:
-            self._given_up.add(path)
+            self._short[path] = GIVEN_UP_AFTER
+        elif launched:
+            self._short[path] = 0 if len(held.steps) >= LEAST_SHARE * len(held.launches_s) else self._short[path] + 1
+        elif all(isinstance(point, PrefillPoint) for point in group):
+            # a batch may not have fitted into the KV cache; prompts ran, each waited for until the next was scheduled
+            self._short[path] += 1
         return steps
 
     def _path(self, group: Mapping[Any, list[int]], *, eager: bool) -> str:

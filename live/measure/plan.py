@@ -8,8 +8,19 @@ from itertools import pairwise
 #: Prompt tokens of the sequences that decode. Steps lengthen them; three times as many belong to the next.
 CONTEXTS = (128, 512, 2048, 8192)
 
-#: Of the sequences that decode beside prompt tokens: far enough apart to tell KV tokens from sequences.
-MIXED_CONTEXTS = (256, 2048)
+#: KV tokens of a decoding batch, at most: attention reads them at the memory's rate long before, so that what a token
+#: costs is known, and filling a cache so far takes many times as long as the steps that are measured.
+MAX_KV_TOKENS = 1 << 20
+
+#: Likewise where the device is held: what KV costs is measured without.
+MAX_HELD_KV_TOKENS = 1 << 18
+
+#: Batches that decode beside prompt tokens, and their contexts: far enough apart to tell KV tokens from sequences. Each
+#: batch at one of them, then each at the other, so that a plan cut short has seen both of everything.
+MIXED_SEQS, MIXED_CONTEXTS = (8, 128, 64, 256, 32), (2048, 256)
+
+#: Prompt tokens beside them, in the order they are measured: those of served steps first.
+MIXED_TOKENS = (1024, 2048, 4096, 256, 512, 64, 7680)
 
 
 @dataclass(frozen=True)
@@ -108,13 +119,15 @@ def default_plan(captured_sizes: tuple[int, ...], ks: tuple[int, ...], max_num_s
     decode += [DecodePoint(a + 1, every, few) for a, b in pairwise(all_seqs) if b - a > 1]
     decode += [DecodePoint(n, every, few) for n in (6, 12, 20, 44, 100, 200, 288, 576) if n <= max_num_seqs]
     decode += [DecodePoint(n, context, few) for context in contexts if context != every for n in coarse]
+    decode = [point for point in decode if point.num_seqs * point.context <= MAX_KV_TOKENS]
 
     mixed = [
         MixedPoint(n, seqs, context, few)
-        for seqs in (8, 32, 64, 128, 256)
-        for context in MIXED_CONTEXTS
+        for turn in range(len(MIXED_CONTEXTS))
+        for i, seqs in enumerate(MIXED_SEQS)
+        for context in (MIXED_CONTEXTS[(turn + i) % len(MIXED_CONTEXTS)],)
         if seqs <= max_num_seqs and context <= max_context
-        for n in (64, 256, 512, 1024, 2048, 4096, 7680)
+        for n in MIXED_TOKENS
         if n + seqs <= largest
     ]
     eager: list[PrefillPoint | DecodePoint] = [
@@ -154,9 +167,10 @@ def _held(
         for num_seqs in (8, 64, 192)
         for context in MIXED_CONTEXTS
         if num_seqs <= max_num_seqs and context <= contexts[-1]
-        for n in (64, 256, 768)
+        for n in (64, 256, 768, *([1024, 2048] if num_seqs == 64 else []))
         if n + num_seqs <= largest
     ]
+    held = [p for p in held if isinstance(p, PrefillPoint) or p.num_seqs * p.context <= MAX_HELD_KV_TOKENS]
     held_eager: list[PrefillPoint | DecodePoint] = [
         PrefillPoint(n, ks=ends) for n in (16, 256, 1024, 4096) if n <= largest
     ]

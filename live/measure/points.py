@@ -41,6 +41,12 @@ def prompt_pairs(lengths: Iterable[int]) -> int:
     return sum(n * (n + 1) // 2 for n in lengths)
 
 
+def script_steps(ks: Sequence[int], repetitions: int) -> int:
+    """Return the steps a population runs, so the tokens each of its sequences grows by, for one decode point."""
+    # one warms up, and some are under way when the script ends
+    return 1 + (repetitions + 1) * len(ks) + 4
+
+
 class PointRunner:
     """Runs points on an engine, one pass at a time."""
 
@@ -75,9 +81,8 @@ class PointRunner:
         fitting: list[DecodePoint] = []
         length = context
         for point in sorted(points, key=lambda point: -point.num_seqs):
-            grown = (
-                (length if fitting else context + self._fill_steps(point.num_seqs, context)) + len(orders[point]) + 4
-            )
+            filled = length if fitting else context + self._fill_steps(point.num_seqs, context)
+            grown = filled + script_steps(points[point], self.repetitions)
             if point.num_seqs * grown <= self.engine.kv_tokens:
                 fitting.append(point)
                 length = grown

@@ -20,7 +20,7 @@ from simmoe.live.measure.held import HeldPoints
 from simmoe.live.measure.loads import Loads, record_loads
 from simmoe.live.measure.measuring import Measuring, Progress
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint
-from simmoe.live.measure.points import PointRunner, wanted
+from simmoe.live.measure.points import PointRunner, script_steps, wanted
 from simmoe.live.measure.times import TimedStep, samples
 from simmoe.profiles.layer_times import LayerTime, LayerTimes, write_layer_times
 from simmoe.profiles.samples import Clock, SampleHeader, SampleWriter
@@ -36,8 +36,9 @@ LAYER_KS = (1 / 32, 4 / 32, 8 / 32, 16 / 32, 24 / 32, 1.0)
 #: Of the time left, at most, that a first pass leaves for recordings.
 RECORDINGS_SHARE = 0.4
 
-#: Decode points one population serves: it grows by some tens of tokens a point.
-POPULATION_POINTS = 8
+#: Share of its context, and tokens at least, a population of decoding sequences may grow by: to fill the KV cache anew
+#: takes longer than the steps of most points, and steps of three times the context would belong to the next.
+GROWTH_SHARE, LEAST_GROWTH = 0.5, 128
 
 
 class Stages:
@@ -175,7 +176,7 @@ class Stages:
         runner, skipped = self._runner, 0
         work: list[tuple[str, Mapping[Any, list[int]], Callable[..., Awaitable[list[TimedStep]]]]] = [
             *(("prefill", {point: ks}, runner.prefill) for point, ks in prefill.items()),
-            *(("decode", group, runner.decode) for group in populations(decode)),
+            *(("decode", group, runner.decode) for group in populations(decode, self._plan.repetitions)),
             *(("mixed", group, runner.mixed) for group in beside(mixed)),
         ]
         for name, group, measured in work:
@@ -234,23 +235,33 @@ def by_kind(
     return of(PrefillPoint), of(DecodePoint), of(MixedPoint)
 
 
-def populations(points: Mapping[DecodePoint, list[int]]) -> Iterator[dict[DecodePoint, list[int]]]:
-    """Group decode points that one population serves: of one context, the largest batches first, a few at a time."""
+def populations(points: Mapping[DecodePoint, list[int]], repetitions: int) -> Iterator[dict[DecodePoint, list[int]]]:
+    """Group decode points that one population serves: of one context, the largest batches first.
+
+    Args:
+        points: with their budgets.
+        repetitions: ``Plan.repetitions``.
+    """
     ordered = sorted(points, key=lambda point: (point.context, -point.num_seqs))
-    for _, group in itertools.groupby(ordered, key=lambda point: point.context):
-        members = list(group)
-        for start in range(0, len(members), POPULATION_POINTS):
-            yield {point: points[point] for point in members[start : start + POPULATION_POINTS]}
+    for context, members in itertools.groupby(ordered, key=lambda point: point.context):
+        group: dict[DecodePoint, list[int]] = {}
+        growth = 0
+        for point in members:
+            steps = script_steps(points[point], repetitions)
+            if group and growth + steps > max(LEAST_GROWTH, GROWTH_SHARE * context):
+                yield group
+                group, growth = {}, 0
+            group[point] = points[point]
+            growth += steps
+        yield group
 
 
 def beside(points: Mapping[MixedPoint, list[int]]) -> Iterator[dict[MixedPoint, list[int]]]:
-    """Group mixed points beside one population: of one batch and context."""
-
-    def population(point: MixedPoint) -> tuple[int, int]:
-        return point.num_seqs, point.context
-
-    for _, group in itertools.groupby(sorted(points, key=population), key=population):
-        yield {point: points[point] for point in group}
+    """Group mixed points beside one population, of one batch and context, in the order these first come."""
+    groups: dict[tuple[int, int], dict[MixedPoint, list[int]]] = {}
+    for point, ks in points.items():
+        groups.setdefault((point.num_seqs, point.context), {})[point] = ks
+    yield from groups.values()
 
 
 def _words(group: Mapping[Any, Any]) -> str:

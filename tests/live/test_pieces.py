@@ -16,16 +16,25 @@ from simmoe.errors import LiveError, UsageError
 from simmoe.live.engine.steps import StepRecord, StepRecorder, summarise
 from simmoe.live.engine.transport import EngineOptions, request_k
 from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt, RequestTimes
-from simmoe.live.measure.loads import requests
+from simmoe.live.measure.loads import LEAST_CALIBRATION_S, Loads, requests
 from simmoe.live.measure.models import OLMOE_1B_7B, split_config
-from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint, default_plan
-from simmoe.live.measure.points import prompt_lengths, prompt_pairs, wanted
+from simmoe.live.measure.plan import (
+    MAX_HELD_KV_TOKENS,
+    MAX_KV_TOKENS,
+    DecodePoint,
+    MixedPoint,
+    Plan,
+    PrefillPoint,
+    default_plan,
+)
+from simmoe.live.measure.points import prompt_lengths, prompt_pairs, script_steps, wanted
 from simmoe.live.measure.proof import verdict
 from simmoe.live.measure.recording import Recording, append, poisson, read
 from simmoe.live.measure.run import front_end_medians
-from simmoe.live.measure.stages import Stages, populations
+from simmoe.live.measure.stages import Stages, beside, populations
 from simmoe.live.measure.times import TimedStep, busy_steps, samples, timed_steps
 from simmoe.profiles.models import read_model
+from simmoe.profiles.recorded_steps import CALIBRATION
 from simmoe.profiles.shape import StepShape
 
 
@@ -132,11 +141,14 @@ def test_the_front_end_is_told_from_the_steps_a_lone_request_ran() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([64, 512]), st.integers(1, 400)), min_size=1, max_size=60, unique=True))
-def testpopulations_cover_every_decode_point_once_in_shrinking_batches(points: list[tuple[int, int]]) -> None:
+def test_populations_cover_every_decode_point_once_in_shrinking_batches(points: list[tuple[int, int]]) -> None:
     todo = {DecodePoint(num_seqs, context): [1, 4] for context, num_seqs in points}
-    groups = list(populations(todo))
+    groups = list(populations(todo, repetitions=2))
     assert [point for group in groups for point in group] == sorted(todo, key=lambda p: (p.context, -p.num_seqs))
-    assert all(len({point.context for point in group}) == 1 for group in groups)
+    for group in groups:
+        context = next(iter(group)).context
+        # with what filling takes, a mean of less than three contexts, above which a step would belong to another
+        assert len(group) == 1 or sum(script_steps(ks, 2) for ks in group.values()) <= max(128, context / 2)
 
 
 def test_a_pass_lacks_the_points_with_fewer_rows_than_passes() -> None:
@@ -206,6 +218,27 @@ def test_the_default_plan_reaches_every_captured_size_and_nothing_beyond_the_eng
     assert {d.num_seqs for d in plan.decode} >= {n for n in CAPTURED_SIZES if n <= 1024}
     assert all(m.num_tokens + m.num_seqs <= 8192 for m in plan.mixed)
     assert len({m.context for m in plan.mixed}) > 1
+    # a batch near the bound on KV at each context it leaves room for
+    for context in (512, 2048):
+        most = max(d.num_seqs for d in plan.decode if d.context == context)
+        assert MAX_KV_TOKENS // 2 <= most * context <= MAX_KV_TOKENS
+    # cut short after five populations, each batch was seen, and both contexts
+    started = [next(iter(group)) for group in beside({point: [1] for point in plan.mixed})]
+    assert len(started) == len({(m.num_seqs, m.context) for m in plan.mixed}) == 10
+    assert len({m.num_seqs for m in started[:5]}) == 5
+    assert len({m.context for m in started[:5]}) == 2
+    held = [p.num_seqs * p.context for p in plan.held if not isinstance(p, PrefillPoint)]
+    assert MAX_HELD_KV_TOKENS // 2 <= max(held) <= MAX_HELD_KV_TOKENS
+
+
+@given(st.floats(1.0, 200.0))
+def test_shortened_recordings_last_as_long_as_asked_and_leave_the_fit_its_share(seconds: float) -> None:
+    full, loads = Loads(), Loads.lasting(seconds)
+    assert [p.name for p in loads.poisson] == [p.name for p in full.poisson]
+    assert sum(p.seconds for p in loads.poisson) == pytest.approx(seconds)
+    lasts_s = {p.name: p.seconds for p in loads.poisson}
+    assert lasts_s[CALIBRATION] >= min(LEAST_CALIBRATION_S, seconds / 3, 8.0) * (1 - 1e-9)
+    assert lasts_s["poisson-85"] == pytest.approx(lasts_s["poisson-50"])
 
 
 @given(st.integers(1, 64), st.integers(1, 16))

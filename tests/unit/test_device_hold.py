@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.measure.device_hold import MARGIN, DeviceHold, held_steps
-from simmoe.live.measure.held import FIRST_HOLD_S, LONGEST_HOLD_S, OVER_LAUNCH, HeldPoints
+from simmoe.live.measure.held import FIRST_HOLD_S, GIVEN_UP_AFTER, LONGEST_HOLD_S, OVER_LAUNCH, HeldPoints
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, PrefillPoint
 from simmoe.live.measure.times import TimedStep, timed_steps
 
@@ -148,6 +148,44 @@ def test_what_no_hold_covers_is_given_up_and_other_paths_are_not() -> None:
     assert not engine.holds
     engine.launch_s = 1e-3
     assert len(take(points, engine, PrefillPoint(64))) == 5
+
+
+def test_a_path_whose_launches_wait_for_the_device_is_given_up_after_points_in_a_row() -> None:
+    """Whatever the hold, a launch takes longer; now and then a step is launched in time."""
+    engine = Engine((8, 64), 1e-3)
+    points = HeldPoints(engine)  # type: ignore[arg-type]
+    taken: list[float] = []
+
+    async def waits(group: Mapping[Any, list[int]]) -> list[TimedStep]:
+        taken.append(engine.hold_s)
+        late = Machine(1.2 * engine.hold_s / 10, 1e-4, 10).steps(6, engine.hold_s)
+        return [*late, *Machine(1e-5, 1e-4, 10).steps(2, engine.hold_s)]
+
+    def one(point: Any) -> list[TimedStep]:
+        return asyncio.run(points.measure({point: [K]}, waits, eager=False))
+
+    found = [len(one(PrefillPoint(n))) for n in (8, 16, 24, 32)]
+    assert found == [2] * GIVEN_UP_AFTER + [0] * (4 - GIVEN_UP_AFTER)
+    assert len(taken) == 2 * GIVEN_UP_AFTER
+    assert taken == sorted(taken)
+    assert one(DecodePoint(8, 512)), "another path"
+
+
+def test_prompts_that_never_kept_the_engine_busy_give_their_path_up_and_batches_that_do_not_fit_do_not() -> None:
+    engine = Engine((8, 64), 1e-3)
+    points = HeldPoints(engine)  # type: ignore[arg-type]
+    taken: list[Any] = []
+
+    async def nothing(group: Mapping[Any, list[int]]) -> list[TimedStep]:
+        taken.extend(group)
+        return []
+
+    for point in (PrefillPoint(n) for n in (8, 16, 24, 32)):
+        assert asyncio.run(points.measure({point: [K]}, nothing, eager=False)) == []
+    assert len(taken) == GIVEN_UP_AFTER
+    for batch in (64, 32, 16):
+        assert asyncio.run(points.measure({DecodePoint(batch, 8192): [K]}, nothing, eager=False)) == []
+    assert len(take(points, engine, DecodePoint(8, 512))) == 5
 
 
 def test_the_device_is_let_go_where_measuring_fails() -> None:
