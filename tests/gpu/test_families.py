@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,12 @@ from simmoe.live.measure import proof
 from simmoe.live.measure.engine import EngineSetup, import_vllm, running
 from simmoe.live.measure.models import split_config, write_model
 from simmoe.profiles.models import read_model
-
-
-def _has_gpu() -> bool:
-    if find_spec("vllm") is None or find_spec("torch") is None:
-        return False
-    import torch
-
-    return bool(torch.cuda.is_available())
-
+from tests.gpu.cards import has_card
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.skipif(not _has_gpu(), reason="needs an NVIDIA GPU and vLLM: pip install 'simmoe[live]'"),
+    pytest.mark.skipif(not has_card(), reason="needs an NVIDIA GPU and vLLM: pip install 'simmoe[live]'"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's own, at import and at exit
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,20 +14,12 @@ from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint
 from simmoe.live.measure.run import write_reference
 from simmoe.profiles.layer_times import read_layer_times
 from simmoe.profiles.samples import read_samples
-
-
-def _has_gpu() -> bool:
-    if find_spec("vllm") is None or find_spec("torch") is None:
-        return False
-    import torch
-
-    return bool(torch.cuda.is_available())
-
+from tests.gpu.cards import has_card
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.skipif(not _has_gpu(), reason="needs an NVIDIA GPU and vLLM: pip install 'simmoe[live]'"),
+    pytest.mark.skipif(not has_card(), reason="needs an NVIDIA GPU and vLLM: pip install 'simmoe[live]'"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's own, at import and at exit
 ]
 
