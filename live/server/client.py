@@ -13,7 +13,10 @@ import httptools
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 IDLE_TIMEOUT_S = 75.0
-"""How long a connection may stay without a complete request."""
+"""How long a connection may stay without a complete request, or a client take nothing of its answer."""
+
+_LINGER_S = 5.0
+"""How long what a refused client still sends is read: a connection closed on it would take the refusal along."""
 
 _MAX_PIPELINED = 8
 _REASONS = {
@@ -54,20 +57,30 @@ class ClientConnection(asyncio.Protocol):
     Args:
         handle: called with each request and the connection to answer it on, once the one before is answered.
         connections: the server's open connections; this one adds and removes itself.
+        idle_timeout_s: see ``IDLE_TIMEOUT_S``.
     """
 
-    def __init__(self, handle: Callable[[Request, ClientConnection], None], connections: set[ClientConnection]) -> None:
+    def __init__(
+        self,
+        handle: Callable[[Request, ClientConnection], None],
+        connections: set[ClientConnection],
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+    ) -> None:
         self.listener: Listener = _NOBODY
         self.is_gone = False
         self.closes = False
         """Whether the connection is closed after the answer in progress."""
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the connection is no more, by either side."""
         self._handle = handle
         self._connections = connections
+        self._idle_timeout_s = idle_timeout_s
         self._parser = httptools.HttpRequestParser(self)
         self._requests: deque[tuple[Request, bool, bool]] = deque()
         self._refusal: tuple[int, Mapping[str, Any]] | None = None
         """What is answered once the requests before it are, where what followed them is no request."""
-        self._is_busy = self._is_chunked = self._is_paused = False
+        self._is_busy = self._is_head = self._is_chunked = self._is_paused = self._is_slow = self._is_refused = False
+        self._num_unsent = 0
         self._new_message()
 
     # ------------------------------------------------------------------------------------------------------- answers
@@ -83,7 +96,7 @@ class ClientConnection(asyncio.Protocol):
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         if not self.is_gone:
             head = self._head(status, content_type, {**(headers or {}), "content-length": str(len(body))})
-            self._transport.write(head + body)
+            self._transport.write(head if self._is_head else head + body)
         self._next()
 
     def start_stream(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
@@ -104,10 +117,15 @@ class ClientConnection(asyncio.Protocol):
         self._next()
 
     def close(self) -> None:
-        """Close the connection as soon as nothing is being answered on it."""
+        """Close the connection as soon as nothing is being asked or answered on it."""
         self.closes = True
-        if not self._is_busy:
-            self._transport.close()
+        if not self._is_busy and not self._is_receiving:
+            self._close()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether what is still to be sent is the last of it."""
+        return bool(self._transport.is_closing())
 
     def abort(self) -> None:
         """Close the connection now."""
@@ -125,8 +143,11 @@ class ClientConnection(asyncio.Protocol):
         self._is_busy = False
         if self.is_gone:
             return
+        if self._is_refused:
+            self._linger()
+            return
         if self.closes:
-            self._transport.close()
+            self._close()
             return
         self._set_timer()
         if self._is_paused:
@@ -135,19 +156,18 @@ class ClientConnection(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin the next request, if there is one; refuse what came after the last."""
-        if self._is_busy:
+        """Begin the next request, if there is one and the last answer is taken; refuse what came after the last."""
+        if self._is_busy or self._is_slow:
             return
         if self._requests:
             self._begin(*self._requests.popleft())
         elif self._refusal is not None:
-            self._is_busy = self.closes = True
-            self._timer.cancel()
+            self._is_busy = self._is_refused = self.closes = True
             self.respond(*self._refusal)
 
     def _begin(self, request: Request, keep_alive: bool, is_chunked: bool) -> None:
         self._timer.cancel()
-        self._is_busy, self._is_chunked = True, is_chunked
+        self._is_busy, self._is_head, self._is_chunked = True, request.method == "HEAD", is_chunked
         self.closes = self.closes or not keep_alive
         self._handle(request, self)
 
@@ -162,7 +182,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._loop = asyncio.get_running_loop()
         self._connections.add(self)
-        self._set_timer()
+        self._timer = self._loop.call_later(self._idle_timeout_s, self._time_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever answers on it."""
@@ -170,6 +190,7 @@ class ClientConnection(asyncio.Protocol):
         self._connections.discard(self)
         self._timer.cancel()
         self._requests.clear()
+        self.closed.set_result(None)
         self.listener.client_gone()
 
     def data_received(self, data: bytes) -> None:
@@ -196,14 +217,42 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Pass on that the client reads more slowly than it is written to."""
+        self._is_slow = True
+        self._set_timer()
         self.listener.client_slow(True)
 
     def resume_writing(self) -> None:
         """Pass on that the client has caught up."""
+        self._is_slow = False
+        if self._is_busy:
+            self._timer.cancel()
         self.listener.client_slow(False)
+        self._go_on()
 
     def _set_timer(self) -> None:
-        self._timer = self._loop.call_later(IDLE_TIMEOUT_S, self._transport.close)
+        self._timer.cancel()
+        self._num_unsent = self._transport.get_write_buffer_size()
+        self._timer = self._loop.call_later(_LINGER_S if self._is_refused else self._idle_timeout_s, self._time_out)
+
+    def _time_out(self) -> None:
+        """Close on a client that asks for nothing; give up one that takes nothing."""
+        num_unsent = self._transport.get_write_buffer_size()
+        if not num_unsent:
+            self._transport.close()
+        elif num_unsent < self._num_unsent:
+            self._set_timer()
+        else:
+            self._transport.abort()
+
+    def _close(self) -> None:
+        """Close once everything is sent."""
+        self._set_timer()
+        self._transport.close()
+
+    def _linger(self) -> None:
+        """End the answers, and close once the client has, or does not for a while."""
+        self._transport.write_eof()
+        self._set_timer()
 
     # ------------------------------------------------------------------------------------------- httptools' callbacks
 
@@ -212,15 +261,20 @@ class ClientConnection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
         self._num_head_bytes = self._num_body_bytes = 0
-        self._head_done = self._takes_chunks = self._keeps_alive = False
+        self._is_receiving = self._head_done = self._takes_chunks = self._keeps_alive = False
+
+    def on_message_begin(self) -> None:
+        """Note that a request has begun."""
+        self._is_receiving = True
 
     def on_url(self, url: bytes) -> None:
         """Collect the target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header."""
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        """Collect a header; what follows a body in chunks is none."""
+        if not self._head_done:
+            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Let a client that asks first send its body."""

@@ -6,6 +6,7 @@ so that a request whose engine dies before can go to another one, and none is ev
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from enum import Enum
@@ -47,6 +48,7 @@ class Exchange(Listener):
         """``time.monotonic()`` of the first piece sent to the client."""
         self._client = client
         client.listener = self
+        self._connecting: asyncio.Task[UpstreamConnection] | None = None
         self._connection: UpstreamConnection | None = None
         self._is_gone = client.is_gone
         self._reset({})
@@ -55,7 +57,7 @@ class Exchange(Listener):
         self._status = 0
         self._content_type = ""
         self._extra_headers = extra_headers
-        self._is_stream = self._is_held = False
+        self._is_stream = self._is_held = self._is_aborted = False
         self._kept: list[bytes] = []
         self._last_sent = b""
 
@@ -74,19 +76,14 @@ class Exchange(Listener):
             who: the engine, for the client's error message.
         """
         assert not self.has_started
-        self._reset(extra_headers)
-        try:
-            connection = await connect(address, request, self)
-        except OSError:
-            return Outcome.GONE if self._is_gone else Outcome.LOST
-        self._connection = connection
         if self._is_gone:
-            connection.abort()
+            return Outcome.GONE
+        self._reset(extra_headers)
+        self._connecting = asyncio.ensure_future(connect(address, request, self))
         try:
-            is_complete = await connection.done
+            is_complete = await self._read_answer(self._connecting)
         finally:
-            self._connection = None
-            connection.abort()
+            self._connecting = self._connection = None
         if self._is_gone:
             return Outcome.GONE
         if self._last_sent.endswith(_LAST_EVENT):
@@ -102,10 +99,24 @@ class Exchange(Listener):
         self.pass_on()
         return Outcome.ANSWERED
 
+    async def _read_answer(self, connecting: asyncio.Task[UpstreamConnection]) -> bool:
+        """Return whether the engine's answer came whole."""
+        await asyncio.wait((connecting,))
+        if connecting.cancelled() or isinstance(connecting.exception(), OSError):
+            return False
+        self._connection = connection = connecting.result()
+        try:
+            return not self._is_aborted and await connection.done
+        finally:
+            connection.abort()
+
     def abort(self) -> None:
-        """Lose the engine's connection, as if the engine had died."""
+        """Lose the engine's connection, made or on its way, as if the engine had died."""
+        self._is_aborted = True
         if self._connection is not None:
             self._connection.abort()
+        elif self._connecting is not None:
+            self._connecting.cancel()  # a host that has vanished would be tried for two minutes
 
     def pass_on(self) -> None:
         """Send the client what was kept, and end its answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,10 +17,16 @@ from simmoe.live.engine.versions import live_versions
 from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES
 from simmoe.live.server.upstream import Address
 from simmoe.live.server.warm_up import warm_up
+from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyChoice
 from simmoe.profiles.catalog import load_profile
+from simmoe.profiles.weights import weights_served
 
 Graphs = Literal["keyed", "default", "none"]
+
+DEFAULT_MAX_NUM_SEQS = 1024
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 8192
+"""Limits a policy is shown where an engine's own are not known."""
 
 _DEVICES = Path("/dev")
 
@@ -118,6 +124,23 @@ class EngineLaunch:
         if gpus and self.num_ranks > len(gpus):
             raise UsageError(f"--replicas is {self.num_ranks}; this machine shows {len(gpus)} GPU(s), one a replica")
 
+    def check_policy(self, prefill_s: Callable[[int, int], float]) -> None:
+        """Build both policies once, as the engines will in minutes.
+
+        Raises:
+            UsageError, PolicyError: one cannot be built for this deployment.
+        """
+        context = PolicyContext(
+            prefill_s=prefill_s,
+            k_min=1,
+            k_max=self.k_max,
+            num_ranks=self.num_ranks,
+            max_num_seqs=self.max_num_seqs or DEFAULT_MAX_NUM_SEQS,
+            max_num_batched_tokens=self.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        )
+        self.choice.batch(context)
+        self.choice.route(context)
+
     def arguments(self, rank: int) -> list[str]:
         """Return the arguments of ``vllm serve`` for one engine, the model left out."""
         is_gpu = bool(visible_gpus())
@@ -160,7 +183,7 @@ class EngineLaunch:
         """Return model, policy, profile, flags and versions under their names in a run's manifest."""
         profile = {"name": self.profile, "sha256": load_profile(self.profile).sha256} if self.profile else None
         return {
-            "target": {"model": self.model.name},
+            "target": {"model": self.model.name, "weights": weights_served(self.arguments(0))},
             "policy": described_policy(self.choice),
             "profile": profile,
             "flags": self.arguments(0),

@@ -15,6 +15,12 @@ _GAUGES = {
     "vllm:num_requests_running": "num_running",
     "vllm:kv_cache_usage_perc": "kv_used",
 }
+_LIMITS = ("k_max", "default_k", "max_num_seqs", "max_num_batched_tokens")
+"""Of an engine, for the router."""
+
+_MOST = 1 << 53
+"""More is no count."""
+
 _SAMPLE = re.compile(r"^([a-z_:]+)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 
 
@@ -49,10 +55,10 @@ class Prober:
                 return answer
             if self._has_state:
                 return Answer(False, Counts(), {})
-            self._has_state = False
         status, _ = await fetch(self._address, "/health", timeout_s)
         if status != 200:
             return Answer(False, Counts(), {})
+        self._has_state = False  # it is well, so what it answered before was no fault of the moment
         status, body = await fetch(self._address, "/metrics", timeout_s)
         return Answer(True, parse_metrics(body.decode("utf-8", "replace")) if status == 200 else Counts(), {})
 
@@ -62,13 +68,17 @@ def _parse_state(body: bytes) -> Answer | None:
     try:
         facts = json.loads(body)
         counts = Counts(facts.pop("num_waiting"), facts.pop("num_running"), facts.pop("kv_used"))
-        return Answer(facts.pop("healthy"), counts, facts)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        is_healthy = facts.pop("healthy")
+        numbers = (counts.num_waiting, counts.num_running, *(facts[name] for name in _LIMITS))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+    has_numbers = all(type(number) is int and 0 <= number < _MOST for number in numbers)
+    has_share = isinstance(counts.kv_used, int | float) and counts.kv_used >= 0.0
+    return Answer(is_healthy, counts, facts) if has_numbers and has_share and isinstance(is_healthy, bool) else None
 
 
 def parse_metrics(text: str) -> Counts:
-    """Return the counts in vLLM's Prometheus exposition; what it does not name is 0.
+    """Return the counts in vLLM's Prometheus exposition; what it does not name, or gives no count of, is 0.
 
     >>> parse_metrics('vllm:num_requests_running{engine="0",model_name="m"} 3.0')
     Counts(num_waiting=0, num_running=3, kv_used=0.0)
@@ -76,6 +86,14 @@ def parse_metrics(text: str) -> Counts:
     found: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(text):
         if name in _GAUGES:
-            found.setdefault(_GAUGES[name], []).append(float(value))
+            found.setdefault(_GAUGES[name], []).append(_count(value))
     kv_used = found.get("kv_used", [0.0])
     return Counts(int(sum(found.get("num_waiting", ()))), int(sum(found.get("num_running", ()))), max(kv_used))
+
+
+def _count(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0.0 <= value < _MOST else 0.0

@@ -17,11 +17,14 @@ from simmoe.live.server.dispatch import Dispatcher
 from simmoe.live.server.exchange import Exchange
 from simmoe.live.server.probe import Answer, Prober
 from simmoe.live.server.process_watch import engine_processes, first_death
-from simmoe.live.server.upstream import Address
+from simmoe.live.server.upstream import Address, described
 
 PUBLISH_INTERVAL_S = 0.1
 UNRESPONSIVE_S = 0.75
-"""An engine's server that leaves a question unanswered for this long gets no new request."""
+"""An engine's server that has been silent for this long, though asked, gets no new request."""
+
+_ANSWER_S = UNRESPONSIVE_S - PUBLISH_INTERVAL_S
+"""How long it may take over one question: it was last heard an interval before."""
 
 HUNG_S = 10.0
 """One that is silent for this long is dead."""
@@ -92,27 +95,32 @@ class Replica:
         """Stop the engine, if it is ours."""
 
     async def _watch(self) -> str:
-        """Publish the engine's counts until it is dead; return why it is thought to be."""
-        heard_s, num_refusals = time.monotonic(), 0
+        """Publish the engine's counts until it is dead; return why it is thought to be.
+
+        What dies is noticed once it has been silent for ``UNRESPONSIVE_S``, or as soon as its connections are lost:
+        then it is asked again at once, and a second time, since one lost connection is no proof.
+        """
+        heard_s, is_refused = time.monotonic(), False
         while True:
             self._wake.clear()
             mark = self.dispatcher.mark(self.rank) if self.dispatcher else 0
             try:
-                answer = await self._prober.ask(UNRESPONSIVE_S)
-            except _NOBODY_THERE as error:  # twice, since one lost connection is no proof
-                num_refusals += 1
-                if num_refusals == 2:
+                answer = await self._prober.ask(_ANSWER_S)
+            except _NOBODY_THERE as error:
+                if is_refused:
                     return f"nobody answers at {self.address} ({type(error).__name__})"
+                is_refused = True
+                continue
             except OSError as error:  # no answer in time, or no way to ask: no proof of anything
                 silent_s = time.monotonic() - heard_s
                 if silent_s >= HUNG_S:
-                    return f"silent for {silent_s:.0f} s"
-                if silent_s >= UNRESPONSIVE_S and self.state == "up":
-                    self._set("unresponsive", f"no answer for {silent_s:.1f} s ({type(error).__name__})")
+                    return f"silent for {silent_s:.0f} s ({described(error)})"
+                if self.state == "up" and (isinstance(error, TimeoutError) or silent_s >= UNRESPONSIVE_S):
+                    self._set("unresponsive", f"no answer for {silent_s:.1f} s ({described(error)})")
             else:
                 if not answer.is_healthy:
                     return "its server says that the engine is dead"
-                heard_s, num_refusals = time.monotonic(), 0
+                heard_s, is_refused = time.monotonic(), False
                 self._heard(answer, mark)
             await self._pause(PUBLISH_INTERVAL_S)
 
@@ -131,6 +139,7 @@ class Replica:
             self._set("down", why)
         if self.dispatcher:
             self.dispatcher.forget(self.rank)
+        self._prober = Prober(self.address)  # who answers there next may be another kind of server
         for exchange in list(self.exchanges):
             exchange.abort()
 

@@ -87,14 +87,18 @@ class Router:
 
     def make_connection(self) -> ClientConnection:
         """Return the protocol of a new client."""
-        return ClientConnection(self._handle, self.connections)
+        connection = ClientConnection(self._handle, self.connections)
+        connection.closes = self._is_draining
+        return connection
 
     async def drain(self) -> None:
-        """Refuse new requests, and return when those in progress have been answered."""
+        """Refuse new requests, and return when clients have the whole answers to those in progress."""
         self._is_draining = True
         for connection in list(self.connections):
             connection.close()
         await self._is_quiet.wait()
+        answered = [connection.closed for connection in self.connections if connection.is_closing]
+        await asyncio.gather(*answered)
 
     # ------------------------------------------------------------------------------------------------------- dispatch
 
@@ -257,8 +261,8 @@ class Router:
             headers = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
             try:
                 status, body = await fetch(self._replicas[rank].address, "/v1/models", _FETCH_TIMEOUT_S, headers)
-                models = json.loads(body)["data"] if status == 200 else None
-            except (OSError, ValueError, KeyError):
+                models = _read_models(body) if status == 200 else None
+            except (OSError, ValueError, KeyError, TypeError):
                 continue
             if models is None:
                 client.respond(status, body)
@@ -314,3 +318,12 @@ class Router:
             metrics.kv_used.labels(rank).set(counts.kv_used)
         metrics.fallback.set(bool(dispatcher.fallback_reason))
         return metrics.render()
+
+
+def _read_models(body: bytes) -> list[dict[str, Any]]:
+    """Return an engine's models.
+
+    Raises:
+        ValueError, KeyError, TypeError: it lists none.
+    """
+    return [{**model, "id": str(model["id"])} for model in json.loads(body)["data"]]

@@ -8,6 +8,7 @@ import gc
 import logging
 import resource
 import signal
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 from simmoe.errors import LiveError, OutputError, PolicyError
 from simmoe.live.server.budgets import Budgets
 from simmoe.live.server.dispatch import Dispatcher
-from simmoe.live.server.launch import Launch
+from simmoe.live.server.launch import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Launch
 from simmoe.live.server.replica import UNRESPONSIVE_S, LocalReplica, Replica
 from simmoe.live.server.router import Router, RouterOptions
 from simmoe.live.server.upstream import Address
@@ -72,6 +73,13 @@ async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stops.put_nowait, number.name)
+    with _bind(serving.host, serving.port) as listener:
+        return await _serve_at(listener, serving, sockets, logs, stops)
+
+
+async def _serve_at(
+    listener: socket.socket, serving: Serving, sockets: Path, logs: Path, stops: asyncio.Queue[str]
+) -> int:
     replicas = _make_replicas(serving, sockets, logs)
     watching = [asyncio.create_task(replica.run()) for replica in replicas]
     try:
@@ -83,8 +91,8 @@ async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
             return 0
         await up
         router = _make_router(serving, replicas)
-        server = await _listen(serving, router)
-        port = server.sockets[0].getsockname()[1]
+        server = await asyncio.get_running_loop().create_server(router.make_connection, sock=listener, backlog=2048)
+        port = listener.getsockname()[1]
         where = f"[{serving.host}]" if ":" in serving.host else serving.host
         gc.freeze()  # what is here stays: a full collection of it would stop every stream for tens of milliseconds
         serving.on_ready(f"http://{where}:{port}")
@@ -209,19 +217,31 @@ def _context(serving: Serving, facts: dict[str, Any], k_max: int, num_ranks: int
         k_min=1,
         k_max=k_max,
         num_ranks=num_ranks,
-        max_num_seqs=facts.get("max_num_seqs", 1024),
-        max_num_batched_tokens=facts.get("max_num_batched_tokens", 8192),
+        max_num_seqs=facts.get("max_num_seqs", DEFAULT_MAX_NUM_SEQS),
+        max_num_batched_tokens=facts.get("max_num_batched_tokens", DEFAULT_MAX_NUM_BATCHED_TOKENS),
         enable_chunked_prefill=facts.get("enable_chunked_prefill", True),
     )
 
 
-async def _listen(serving: Serving, router: Router) -> asyncio.Server:
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a socket with the address to listen on, taken before engines are started, which takes minutes.
+
+    Raises:
+        OutputError: there is no such address, or somebody has it.
+    """
     try:
-        return await asyncio.get_running_loop().create_server(
-            router.make_connection, serving.host, serving.port, backlog=2048
-        )
-    except OSError as error:
-        raise OutputError(f"cannot listen on {serving.host}:{serving.port}: {error.strerror or error}") from None
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        raise OutputError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None
+    return listener
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -10,6 +11,9 @@ from urllib.parse import urlsplit
 import httptools
 
 from simmoe.errors import UsageError
+
+MAX_FETCH_BYTES = 1 << 28
+"""A longer answer to :func:`fetch` is none: an hour's steps of an engine are a tenth of it."""
 
 
 class Address(NamedTuple):
@@ -38,17 +42,24 @@ class Address(NamedTuple):
             raise UsageError(f"'{url}' is no URL: {error}; write http://host:port") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"'{url}' is no URL of a server; write http://host:port")
+        if parts.username is not None or parts.query or parts.fragment:
+            what = "a user's name" if parts.username is not None else "a query" if parts.query else "a fragment"
+            raise UsageError(f"the URL of {parts.hostname} has {what}, which is not sent; write http://host:port")
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         is_tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls=is_tls, prefix=prefix)
 
     def __str__(self) -> str:
-        return f"unix:{self.uds}" if self.uds else f"http{'s' * self.is_tls}://{self.host}:{self.port}{self.prefix}"
+        return f"unix:{self.uds}" if self.uds else f"http{'s' * self.is_tls}://{self._authority}{self.prefix}"
+
+    @property
+    def _authority(self) -> str:
+        host = self.host or "localhost"
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def request(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> bytes:
         """Return a request's bytes."""
-        host = self.host or "localhost"
-        lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"host: {host}:{self.port}", "connection: close"]
+        lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"host: {self._authority}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         if body or method == "POST":
             lines += ["content-type: application/json", f"content-length: {len(body)}"]
@@ -123,7 +134,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Pass the head on."""
+        """Pass the head on, unless it announces another."""
+        if self._is_interim:
+            self._headers = {}
+            return
         self._sink.head(self._parser.get_status_code(), self._headers)
 
     def on_body(self, data: bytes) -> None:
@@ -132,11 +146,17 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Note the end."""
-        self._is_complete = True
+        self._is_complete = not self._is_interim
+
+    @property
+    def _is_interim(self) -> bool:
+        return bool(self._parser.get_status_code() < 200)
 
 
 async def connect(address: Address, request: bytes, sink: Sink) -> UpstreamConnection:
     """Connect and send a request; its answer goes to ``sink``.
+
+    Whoever waits for it may be cancelled: nothing is left open then.
 
     Raises:
         OSError: nobody listens there.
@@ -149,22 +169,30 @@ async def connect(address: Address, request: bytes, sink: Sink) -> UpstreamConne
     if address.uds:
         _, connection = await loop.create_unix_connection(make, address.uds)
     else:
-        tls = ssl.create_default_context() if address.is_tls else None
+        tls = _tls() if address.is_tls else None
         _, connection = await loop.create_connection(make, address.host, address.port, ssl=tls)
     return connection
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Return what verifies servers; to read the authorities' certificates takes tens of milliseconds."""
+    return ssl.create_default_context()
 
 
 class _Collector:
     def __init__(self) -> None:
         self.status = 0
-        self.headers: dict[str, str] = {}
-        self.content = b""
+        self.content = bytearray()
+        self.connection: UpstreamConnection | None = None
 
     def head(self, status: int, headers: dict[str, str]) -> None:
-        self.status, self.headers = status, headers
+        self.status = status
 
     def body(self, data: bytes) -> None:
         self.content += data
+        if len(self.content) > MAX_FETCH_BYTES and self.connection is not None:
+            self.connection.abort()
 
 
 async def fetch(
@@ -178,16 +206,23 @@ async def fetch(
     """Return the status and the body of a small request.
 
     Raises:
-        OSError: nobody listens there, the connection was lost, or ``timeout_s`` passed (TimeoutError).
+        OSError: nobody listens there, the connection was lost, the answer is no HTTP or longer than
+            ``MAX_FETCH_BYTES``, or ``timeout_s`` passed (TimeoutError).
     """
     collector = _Collector()
     connection = None
     try:
         async with asyncio.timeout(timeout_s):
             connection = await connect(address, address.request(method, path, headers, body), collector)
+            collector.connection = connection
             if not await connection.done:
                 raise ConnectionResetError(f"{address} closed the connection before it had answered {path}")
     finally:
         if connection is not None:
             connection.abort()
-    return collector.status, collector.content
+    return collector.status, bytes(collector.content)
+
+
+def described(error: OSError) -> str:
+    """Return an error in a few words; that of a timeout has none of its own."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

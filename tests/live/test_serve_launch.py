@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simmoe.errors import UsageError
+from simmoe.errors import PolicyError, UsageError
 from simmoe.live.server.launch import EngineLaunch, read_k_max, visible_gpus
 from simmoe.policies.registry import parse_policy
 
@@ -31,6 +31,14 @@ def test_every_engine_gets_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [two.environment(rank)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)] == ["3", "5"]
     with pytest.raises(UsageError, match=r"--replicas is 3; this machine shows 2 GPU\(s\)"):
         launch(num_ranks=3).check_devices()
+
+
+def test_a_policy_that_cannot_be_built_is_refused_before_an_engine_is_started(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("class Mine:\n    def __init__(self, context):\n        1 / 0\n    def plan(self, view, /): ...\n")
+    refused = EngineLaunch(model=Path("model"), choice=parse_policy(f"{path}:Mine"), k_max=32)
+    with pytest.raises(PolicyError, match=r"mine.py:3: ZeroDivisionError"):
+        refused.check_policy(lambda n, k: 0.0)
 
 
 def test_without_cards_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,9 +340,9 @@ def test_an_engine_s_own_error_is_passed_on(deployment: Deployment) -> None:
 
 def test_a_hung_replica_gets_no_new_requests(deployment: Deployment) -> None:
     pid = deployment.replica_pid(0)
-    os.kill(pid, signal.SIGSTOP)
     try:
-        wait_for(lambda: deployment.states()["0"] == "unresponsive", "it is noticed", seconds=3.0)
+        assert deployment.kill(0, lambda: os.kill(pid, signal.SIGSTOP)) <= NOTICED_S
+        assert deployment.states()["0"] == "unresponsive"
         assert {deployment.complete()[2]["x-simmoe-rank"] for _ in range(5)} == {"1"}
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -395,6 +395,33 @@ def test_a_drain_finishes_what_is_open_and_refuses_the_rest(deployment: Deployme
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+def test_a_drain_ends_when_the_last_answer_is_taken(tmp_path: Path) -> None:
+    """The router has long handed it to the kernel, which has no room for it while the client does not read."""
+    size = 20_000_000
+    with engines_elsewhere(tmp_path, "queue-aware") as (_, deployment):
+        client = socket.create_connection(("127.0.0.1", deployment.port))
+        body = json.dumps(completion(max_tokens=size)).encode()
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        deployment.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: deployment.ask("GET", "/health")[0] == 503, "it drains")
+        assert len(json.loads(response.read())["choices"][0]["text"]) == size
+        response.close()
+        client.close()
+        assert deployment.process.wait(20) == 0
+
+
+def test_an_address_that_is_taken_is_refused_before_an_engine_is_started(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        # nobody answers at this URL: it would be waited for
+        command = [sys.executable, "-m", "simmoe", "serve", "--url", "http://127.0.0.1:1", "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert done.returncode == 5
+
+
 def test_a_second_signal_cuts_off(deployment: Deployment) -> None:
     stream = deployment.stream(max_tokens=100_000, stub={"gap_s": 0.02})
     deployment.process.send_signal(signal.SIGTERM)
@@ -431,33 +458,44 @@ def test_one_of_several_hosts_may_be_down(tmp_path: Path) -> None:
             engine.kill()
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["simmoe's", "vLLM's"])
-def test_engines_elsewhere_are_watched_too(tmp_path: Path, plain: bool) -> None:
-    command = [sys.executable, "-m", "tests.support.stub_engine", *(["--plain"] if plain else [])]
+@contextlib.contextmanager
+def engines_elsewhere(
+    tmp_path: Path, policy: str, *flags: str
+) -> Iterator[tuple[list[subprocess.Popen[str]], Deployment]]:
+    """Yield two engines started by somebody and the endpoint over them."""
+    command = [sys.executable, "-m", "tests.support.stub_engine", *flags]
     engines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        urls = [f"http://127.0.0.1:{engine.stdout.readline().strip()}/v1" for engine in engines if engine.stdout]
-        arguments = ["simmoe", "serve", "--port", "0", "--policy", "lanes", "--k-max", "8"]
-        for url in urls:
-            arguments += ["--url", url]
+        arguments = ["simmoe", "serve", "--port", "0", "--policy", policy, "--k-max", "8"]
+        for engine in engines:
+            assert engine.stdout is not None
+            arguments += ["--url", f"http://127.0.0.1:{engine.stdout.readline().strip()}/v1"]
         with deployed(tmp_path / "serve.log", arguments) as deployment:
-            assert deployment.complete(model="tiny:k=1")[2]["x-simmoe-rank"] == "0"
-            assert deployment.complete(model="tiny:k=8")[2]["x-simmoe-rank"] == "1"
-            script = {"hold": str(tmp_path / "never"), "hold_at": 3}
-            stream = deployment.stream(model="tiny:k=8", stub=script)
-            wait_for(lambda: deployment.metric("simmoe_num_requests_running", rank="1") == 1, "its counts are read")
-            assert deployment.kill(1, engines[1].kill) <= NOTICED_S
-            *_, error, _ = stream.rest()
-            assert "replica 1 was lost" in error["error"]["message"]
-            assert deployment.complete(model="tiny:k=8")[2]["x-simmoe-rank"] == "0"
-            wait_for(lambda: deployment.states()["1"] == "down", "it is given up")
-            assert deployment.kill(0, engines[0].kill) <= NOTICED_S
-            wait_for(lambda: deployment.ask("GET", "/health")[0] == 503, "nobody is up")
-            assert deployment.complete()[0] == 503
-            assert deployment.stop() == 0
+            yield engines, deployment
     finally:
         for engine in engines:
             engine.kill()
             engine.wait()
             assert engine.stdout is not None
             engine.stdout.close()
+
+
+@pytest.mark.parametrize("flags", [(), ("--plain",)], ids=["simmoe's", "vLLM's"])
+def test_engines_elsewhere_are_watched_too(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with engines_elsewhere(tmp_path, "lanes", *flags) as (engines, deployment):
+        assert deployment.complete(model="tiny:k=1")[2]["x-simmoe-rank"] == "0"
+        assert deployment.complete(model="tiny:k=8")[2]["x-simmoe-rank"] == "1"
+        script = {"hold": str(tmp_path / "never"), "hold_at": 3}
+        stream = deployment.stream(model="tiny:k=8", stub=script)
+        wait_for(lambda: deployment.metric("simmoe_num_requests_running", rank="1") == 1, "its counts are read")
+        assert deployment.kill(1, engines[1].kill) <= NOTICED_S
+        *_, error, _ = stream.rest()
+        assert "replica 1 was lost" in error["error"]["message"]
+        assert deployment.complete(model="tiny:k=8")[2]["x-simmoe-rank"] == "0"
+        wait_for(lambda: deployment.states()["1"] == "down", "it is given up")
+        # one that is only silent is noticed as soon, before the kernel knows of any death
+        assert deployment.kill(0, lambda: engines[0].send_signal(signal.SIGSTOP)) <= NOTICED_S
+        engines[0].kill()
+        wait_for(lambda: deployment.ask("GET", "/health")[0] == 503, "nobody is up")
+        assert deployment.complete()[0] == 503
+        assert deployment.stop() == 0

@@ -103,10 +103,11 @@ class Deployment:
         return dict(self.ask("GET", "/health")[1]["replicas"])
 
     def kill(self, rank: int, kill: Callable[[], None]) -> float:
-        """Kill a replica, or what it lives by; return after how many seconds the router noticed, by its own log.
+        """Kill a replica that is up, or what it lives by; return after how many seconds the router noticed, by its log.
 
         When this process gets to look does not count: it shares the machine, and the replica may be back by then.
         """
+        wait_for(lambda: self.states()[str(rank)] == "up", f"replica {rank} is up")
         killed_s = time.time()
         kill()
         noticed_s = wait_for(lambda: self._losses_s(rank, killed_s), f"replica {rank} is lost, says the log")

@@ -46,7 +46,7 @@ def live() -> None:
 @click.option("--served-model", default="", metavar="NAME", help="Model name at --url.  [default: its first]")
 @click.option("--api-key", default="", metavar="KEY", help="For --url; or VLLM_API_KEY.")
 @click.option("--vocab-size", type=int, default=32000, show_default=True, help="Where the endpoint does not tell.")
-@click.option("--k-max", type=int, help="Largest budget of the workload with --url.  [default: 32]")
+@click.option("--k-max", type=click.IntRange(min=1), help="Largest budget of the workload with --url.  [default: 32]")
 @click.option("--policy", metavar="POLICY", help="With --model.  [default: fifo+queue-aware]")
 @click.option("--profile", default=DEFAULT_PROFILE, show_default=True, help="Step-cost profile T(n, k) comes from.")
 @click.option(
@@ -126,6 +126,7 @@ def run(
             further=vllm_arguments,
         )
         launch.check_devices()
+        launch.check_policy(load_profile(profile).cost().prefill_s)
     with record_folder(out) if out else nullcontext() as folder:
         if launch:
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +30,7 @@ LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
 )
 @click.option("--profile", default=DEFAULT_PROFILE, show_default=True, help="Step-cost profile T(n, k) comes from.")
 @click.option("--default-k", type=int, help="Budget of a request that names none.  [default: the largest]")
-@click.option("--k-max", type=int, help="Largest budget, where engines at --url do not tell.")
+@click.option("--k-max", type=click.IntRange(min=1), help="Largest budget, where engines at --url do not tell.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one.")
 @click.option(
@@ -47,7 +49,13 @@ LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
 @click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
 @click.option("--record-steps", is_flag=True, help="Engines keep their steps until 'simmoe live run --url' takes them.")
-@click.option("--drain-timeout-s", type=float, default=600.0, show_default=True, help="Longest drain after SIGTERM.")
+@click.option(
+    "--drain-timeout-s",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    help="Longest drain after SIGTERM.",
+)
 @click.option("--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Where the engines' output goes.")
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
 def serve(
@@ -79,6 +87,10 @@ def serve(
     if urls and (vllm_arguments or default_k is not None):
         what = "--default-k" if default_k is not None else f"'{vllm_arguments[0]}'"
         raise UsageError(f"{what} is for engines started here; those at --url have their own")
+    if not math.isfinite(drain_timeout_s):
+        raise UsageError(f"--drain-timeout-s is {drain_timeout_s}; give seconds")
+    if twice := next((url for url, count in Counter(urls).items() if count > 1), None):
+        raise UsageError(f"--url {twice} is given twice; an engine is one replica")
     choice = parse_policy(policy)
     if urls and any(part.kind == "batch" for part in parse_parts(policy)):
         raise UsageError(f"'{choice.batch_name}' is a batch policy, which engines at --url have of their own")
@@ -92,6 +104,7 @@ def serve(
     from simmoe.live.server.serving import serve as run_server
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    prefill_s = load_profile(profile).cost().prefill_s
     launch = None
     if model is not None:
         folder = Path(model)
@@ -111,11 +124,12 @@ def serve(
             further=vllm_arguments,
         )
         launch.check_devices()
+        launch.check_policy(prefill_s)
     num_ranks = replicas if launch else len(urls)
     keys = list(api_keys) or [key for key in (os.environ.get("VLLM_API_KEY"),) if key]
     serving = Serving(
         choice=choice,
-        prefill_s=load_profile(profile).cost().prefill_s,
+        prefill_s=prefill_s,
         options=RouterOptions(max_inflight=max_inflight or 2048 * num_ranks, api_keys=keys),
         launch=launch,
         urls=urls,
