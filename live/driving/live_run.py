@@ -19,7 +19,15 @@ from simmoe.live.driving.endpoint import Endpoint
 from simmoe.live.driving.engines import LocalEngines, running_engines
 from simmoe.live.driving.lag import SendLag, judge_lag
 from simmoe.live.driving.life import Life
-from simmoe.live.driving.recording import CLOCKS_FILE, clocks_csv, rank_totals, request_columns, step_columns
+from simmoe.live.driving.recording import (
+    CLOCKS_FILE,
+    HOST_FILE,
+    clocks_csv,
+    host_csv,
+    rank_totals,
+    request_columns,
+    step_columns,
+)
 from simmoe.live.driving.replay import random_prompts, replay
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.server.launch import EngineLaunch
@@ -207,11 +215,15 @@ def _result(
             "scheduled_s, steps": "the engine's, the device's where its worker tells; absent where none does",
             "first_token_s, finished_s": "the front end's: when it had the token; of an endpoint, the client's",
             CLOCKS_FILE: "the same request's other times; all clocks of one machine are one monotonic clock",
+            HOST_FILE: "what each step took of the host, on its engine's clock; absent where its worker does not tell",
         },
     }
     record = RunRecord(requests=requests, manifest=full, steps=table if has_steps else None)
     if isinstance(target, LocalEngines):
         record.files[CLOCKS_FILE] = clocks_csv(requests["request_id"], lives, start_s)
+        host = host_csv(keeper.steps)
+        if host is not None:
+            record.files[HOST_FILE] = host
     full["counts"] = record.counts()
     return LiveResult(record, ranks, lag, is_interrupted, reasons, keeper.steps)
 

@@ -18,6 +18,12 @@ _TIMES = ("dispatched_s", "scheduled_s", "first_token_s", "finished_s")
 _CLOCKS = ("sent_s", "received_s", "queued_s", "first_output_s", "last_output_s")
 CLOCKS_FILE = "clocks.csv"
 """File of a record with the times that a simulated run has no like of, a row a request, columns as in ``Life``."""
+HOST_FILE = "host.csv"
+"""File of a record with the seconds the host took for each step, a row a step in the order of ``steps.parquet``."""
+HOST_COLUMNS = ("num_prefill_seqs", "launch_s", "update_s")
+
+_AT_ONCE_S = 2e-3
+"""A step whose scheduling began later than this after the one before it was free to had to wait for work."""
 
 _DTYPES: dict[str, Any] = {"string": object, "float64": np.float64, "int64": np.int64}
 
@@ -123,6 +129,46 @@ class _StepStarts:
         """Return when the step that was being composed at ``time_s`` began; NaN if there was none."""
         position = -1 if math.isnan(time_s) else bisect_right(self._composed_s, time_s) - 1
         return self._began_s[position] if position >= 0 else math.nan
+
+
+def host_csv(steps: Mapping[int, Sequence[StepRecord]]) -> bytes | None:
+    """Return how long the host took for each step, seconds; empty where its engine idled, or it cannot be told.
+
+    ``launch_s`` is from when the step before last was taken in until the step was composed and launched; ``update_s``
+    from when the device was done with it and the next was launched until it was taken in. Both are the host's own work:
+    it waits for the device between the two.
+
+    Args:
+        steps: of each rank, in order.
+    Returns:
+        The file, by rank; None where no worker told when it had launched.
+    """
+    rows: list[Sequence[str]] = [HOST_COLUMNS]
+    for rank in sorted(steps):
+        mine = steps[rank]
+        for i, step in enumerate(mine):
+            launch_s = _launch_total_s(mine[i - 2], step) if i >= 2 else math.nan
+            update_s = _update_s(step, mine[i + 1]) if i + 1 < len(mine) else math.nan
+            seconds = ("" if math.isnan(value) else f"{value:.6f}" for value in (launch_s, update_s))
+            rows.append((str(step.num_prefill_seqs), *seconds))
+    if not any(row[1] for row in rows[1:]):
+        return None
+    return "".join(",".join(row) + "\n" for row in rows).encode()
+
+
+def _launch_total_s(before_last: StepRecord, step: StepRecord) -> float:
+    waited_s = step.schedule_start_s - before_last.update_end_s
+    if step.launch_s is None or not 0 <= waited_s < _AT_ONCE_S:
+        return math.nan
+    return step.schedule_end_s + step.launch_s - before_last.update_end_s
+
+
+def _update_s(step: StepRecord, after: StepRecord) -> float:
+    is_busy = after.schedule_start_s <= step.output_s
+    if step.device_end_s is None or after.launch_s is None or not is_busy:
+        return math.nan
+    seconds = step.update_end_s - max(step.device_end_s, after.schedule_end_s + after.launch_s)
+    return seconds if seconds > 0 else math.nan
 
 
 def rank_totals(

@@ -10,6 +10,7 @@ import numpy as np
 
 from simmoe.analysis.compare import Pairing
 from simmoe.analysis.compare_causes import Causes, MeanLatency, StepRatios, mean_latency
+from simmoe.commands.host import with_host
 from simmoe.errors import RecordError, SimmoeError
 from simmoe.policies.registry import PolicyChoice, parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
@@ -105,7 +106,7 @@ def _deployment(record: RunRecord) -> tuple[SimConfig, PolicyChoice, StepCost, C
         raise RecordError("the first record is no simulated run")
     try:
         given: Mapping[str, Any] = manifest["config"]
-        profile = _unchanged_profile(manifest["profile"])
+        profile = with_host(_unchanged_profile(manifest["profile"]), manifest["profile"].get("host"))
         believed = _unchanged_profile(manifest.get("policy_profile") or manifest["profile"])
         choice = parse_policy(manifest["policy"]["given"])
         config = SimConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import click
 
 from simmoe.commands.compare import compare
 from simmoe.commands.front_end import front_end_times, read_clocks
+from simmoe.commands.host import host_of, with_host
 from simmoe.commands.live import run as live_run
 from simmoe.commands.notes import describe_extrapolation, versions
 from simmoe.commands.out_folder import refuse_empty
@@ -25,14 +27,22 @@ from simmoe.traces.workload import Workload
 
 @click.pass_context
 def _validate(
-    context: click.Context, /, live: str | None, out: str, profile: str, policy_profile: str | None, **options: Any
+    context: click.Context,
+    /,
+    live: str | None,
+    out: str,
+    profile: str,
+    policy_profile: str | None,
+    host_from: str | None,
+    **options: Any,
 ) -> None:
     """Run live, simulate the same, compare.
 
-    Options are those of 'simmoe live run'; with --live RECORD only the profiles count. DIR gets live/, sim/ and
-    compare/.
+    Options are those of 'simmoe live run'; with --live RECORD only the profiles and the host count. DIR gets live/,
+    sim/ and compare/.
     """
     folder = Path(out)
+    host = host_of(Path(host_from), load_profile(profile)) if host_from else None
     if live is None:
         live = str(folder / "live")
         try:
@@ -56,7 +66,7 @@ def _validate(
         if clocks is None:
             click.echo("the record keeps no clocks of its front ends: their times are the profile's", err=True)
         front_end = None if clocks is None else front_end_times(record, clocks)
-        simulated, note = simulate_like(record, loaded, front_end, believed)
+        simulated, note = simulate_like(record, loaded, front_end, believed, host)
         # paths stay such, so that the run can be repeated
         simulated.manifest["profile"]["name"] = profile
         simulated.manifest["policy_profile"]["name"] = policy_profile or profile
@@ -86,13 +96,22 @@ validate = click.Command(
             metavar="PROFILE",
             help="What the live run's policies took T(n, k) from.  [default: --profile]",
         ),
+        click.Option(
+            ["--host-from"],
+            metavar="RECORD",
+            help="Another live run on the same machine, to tell how fast its host is.  [default: the profile's host]",
+        ),
         *(parameter for parameter in live_run.params if parameter.name not in _OWN),
     ],
 )
 
 
 def simulate_like(
-    live: RunRecord, profile: Profile, front_end: FrontEndConfig | None = None, believed: Profile | None = None
+    live: RunRecord,
+    profile: Profile,
+    front_end: FrontEndConfig | None = None,
+    believed: Profile | None = None,
+    host: Mapping[str, Any] | None = None,
 ) -> tuple[RunRecord, str]:
     """Simulate a live run's workload under its policy, within its engines' limits.
 
@@ -101,6 +120,7 @@ def simulate_like(
         profile: step times, and the front end's where ``front_end`` does not say.
         front_end: delays of the front end.
         believed: what the live policies took T(n, k) from; None: ``profile``.
+        host: the host's shares of a step, from :func:`~simmoe.commands.host.host_of`; None: those of ``profile``.
     Returns:
         The simulated record, its steps kept, and what the profile had to extrapolate.
     Raises:
@@ -134,12 +154,10 @@ def simulate_like(
         k_qos=requests["k_qos"],
     )
     sizes = given["engine"].get("captured_sizes")
-    cost = profile.captured_at(sizes).cost(config.engine.async_scheduling)
+    cost = with_host(profile, host).captured_at(sizes).cost(config.engine.async_scheduling)
     believed = believed or profile
-    result = simulate(
-        workload, config, cost, choice.batch, choice.route, prefill_s=(believed or profile).cost().prefill_s
-    )
-    simulated = {
+    result = simulate(workload, config, cost, choice.batch, choice.route, prefill_s=believed.cost().prefill_s)
+    simulated: dict[str, Any] = {
         "kind": "run",
         "versions": versions(),
         "workload": manifest.get("workload"),
@@ -152,4 +170,6 @@ def simulate_like(
         "live": manifest,
         "extrapolated": dict(cost.extrapolated),
     }  # fmt: skip
+    if host:
+        simulated["profile"]["host"] = host
     return result.record(simulated), describe_extrapolation(cost.extrapolated) or ""
