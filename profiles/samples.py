@@ -148,7 +148,7 @@ class SampleHeader:
     model_config: dict[str, Any]
     """The Hugging Face config values that decide the work: hidden_size, num_hidden_layers, num_experts, ..."""
     weights: str
-    """'real' or 'dummy' (random: time is unaffected, expert balance is that of a random gate)."""
+    """By name, see :mod:`simmoe.profiles.weights`: they decide how tokens are routed, and so what small steps cost."""
     dtype: str
     k_max: int
     """Largest k the engine can run; its config's num_experts_per_tok."""

@@ -16,6 +16,7 @@ from simmoe.errors import LiveError
 from simmoe.live.engine.device_clock import DeviceTimes
 from simmoe.live.engine.steps import StepRecord, TimedSteps
 from simmoe.live.engine.transport import CONFIG_KEY, K_ARG
+from simmoe.profiles.weights import LOAD_FORMAT
 
 CAPTURED_SIZES: tuple[int, ...] = (
     1, 2, 4, *range(8, 65, 8), 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024,
@@ -73,7 +74,7 @@ class EngineSetup:
             graphs["enable_expert_parallel"] = self.expert_parallel
         return {
             "model": str(self.model),
-            "load_format": "simmoe-dummy",
+            "load_format": LOAD_FORMAT,
             "skip_tokenizer_init": True,
             "dtype": self.dtype,
             "seed": self.seed,

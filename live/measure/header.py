@@ -13,6 +13,7 @@ from simmoe.live.measure.engine import MeasuredEngine
 from simmoe.live.measure.measuring import Measuring
 from simmoe.live.measure.models import shape_of
 from simmoe.profiles.samples import SampleHeader
+from simmoe.profiles.weights import WEIGHTS
 
 #: Engine arguments the header holds, where they are given.
 ENGINE_FLAGS = (
@@ -45,7 +46,7 @@ async def header_of(engine: MeasuredEngine, run: Measuring, k_check: str, front_
     return SampleHeader(
         model=run.model.name,
         model_config=shape_of(run.model.config),
-        weights="dummy",
+        weights=WEIGHTS,
         dtype=setup.dtype,
         k_max=k_max,
         k_granularity=run.model.k_granularity,

@@ -73,10 +73,10 @@ def layout_of(
     )
     plan = default_plan(tuple(sizes), ks, setup.max_num_seqs, MAX_CONTEXT)
     notes = (
-        "dummy weights scaled to fan_in ** -0.5, norms 1; prompts are uniformly random tokens and output is sampled at "
-        "temperature 1, so routing is balanced as a random gate's is",
+        "random weights: norms 1, embeddings of deviation 1, matrices of fan_in ** -0.5, a tenth of that out of "
+        "attention, every layer its own; prompts are uniformly random tokens and output is sampled at temperature 1: "
+        "tokens are routed independently and evenly",
         "max_position_embeddings raised where below the longest context measured",
-        *(["every card holds the same random share of each matrix"] if tensor_parallel > 1 else []),
     )
     plan = replace(plan, passes=passes, notes=notes)
     if not async_scheduling:

@@ -96,7 +96,7 @@ def append(recording: Recording, header: dict[str, Any], path: Path) -> None:
     lines = []
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines()
-        if json.loads(lines[0])["steps"] != list(STEP_COLUMNS):
+        if read_header(path)["steps"] != list(STEP_COLUMNS):
             raise LiveError(f"'{path.name}' was begun with other columns; move it away to record anew")
     else:
         head = {"format": FORMAT, "version": VERSION, "steps": STEP_COLUMNS, "requests": REQUEST_COLUMNS, **header}
@@ -107,6 +107,13 @@ def append(recording: Recording, header: dict[str, Any], path: Path) -> None:
     partial = path.with_name(f".partial.{path.name}")
     partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the first line of a file that :func:`append` wrote: the columns, and what is said of model and engine."""
+    with path.open(encoding="utf-8") as file:
+        header: dict[str, Any] = json.loads(file.readline())
+    return header
 
 
 def read(path: Path) -> list[Recording]:

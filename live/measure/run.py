@@ -11,15 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from simmoe.errors import LiveError
+from simmoe.errors import LiveError, ProfileError
 from simmoe.live.engine.steps import StepRecord
-from simmoe.live.measure import card, pinning, proof
+from simmoe.live.measure import card, pinning, proof, recording
 from simmoe.live.measure.engine import EngineSetup, MeasuredEngine, Prompt, RequestTimes, import_vllm, running
 from simmoe.live.measure.header import header_of, on_cpu
 from simmoe.live.measure.measuring import Measuring, Progress
 from simmoe.live.measure.plan import Plan
 from simmoe.live.measure.stages import Stages
-from simmoe.profiles.samples import SampleWriter, read_samples
+from simmoe.profiles.samples import SampleHeader, SampleWriter, read_samples
+from simmoe.profiles.weights import WEIGHTS, weights_of
 
 #: Seconds of a time limit kept for stopping the engine and fitting the table.
 STOPPING_S = 15.0
@@ -40,7 +41,7 @@ def measure(run: Measuring, progress: Progress = lambda what, done, total: None)
     Raises:
         LiveError: the card is busy, cores are too few to pin, a stage failed, or the k that ran is not proved to be the
             k named.
-        ProfileError: the file holds another engine's samples.
+        ProfileError: the file, or the recording beside it, is of another engine or of other weights.
     """
     if not on_cpu():
         card.refuse_busy(run.setup.tensor_parallel_size)
@@ -67,6 +68,7 @@ def write_reference(setup: EngineSetup, ks: Sequence[int], path: Path, batches: 
 
 async def _measure(run: Measuring, progress: Progress, deadline_s: float) -> list[str]:
     old = read_samples(run.out, allow_cut_row=True)[0] if run.out.exists() else None
+    _check_begun(run, old)
     progress("starting the engine", 0, 1)
     async with running(run.setup) as engine:
         if run.setup.pin:
@@ -81,6 +83,25 @@ async def _measure(run: Measuring, progress: Progress, deadline_s: float) -> lis
     if NOT_PROVED in k_check:
         raise LiveError(f"measured, but that the k named is the k that ran is not proved: {k_check}")
     return left
+
+
+def _check_begun(run: Measuring, old: SampleHeader | None) -> None:
+    """Refuse to go on with files of other weights, before an engine is started for it.
+
+    Args:
+        run: names the files.
+        old: of the sample file; None where there is none.
+    Raises:
+        ProfileError: names the file and both weights.
+    """
+    begun = {} if old is None else {run.out: old.weights}
+    if run.recording_path.exists():
+        begun[run.recording_path] = weights_of(recording.read_header(run.recording_path))
+    for path, weights in begun.items():
+        if weights != WEIGHTS:
+            raise ProfileError(
+                f"'{path}' was begun with the weights '{weights}', engines now have '{WEIGHTS}'; write to another file"
+            )
 
 
 async def _check_k(engine: MeasuredEngine, run: Measuring, progress: Progress) -> str:

@@ -192,8 +192,8 @@ class Stages:
             self._left.append(f"{skipped} points of {what}")
 
     async def _recordings(self, loads: Loads) -> None:
-        facts = ("model", "k_max", "card", "num_cards", "driver", "versions", "date", "captured_sizes", "captured_ks",
-                 "num_gpu_blocks", "block_size", "async_scheduling", "engine_flags")  # fmt: skip
+        facts = ("model", "weights", "k_max", "card", "num_cards", "driver", "versions", "date", "captured_sizes",
+                 "captured_ks", "num_gpu_blocks", "block_size", "async_scheduling", "engine_flags")  # fmt: skip
         header = {name: getattr(self._header, name) for name in facts}
         path = self._run.recording_path
         await record_loads(self._engine, loads, self._header.k_max, path, header, self._time_left_s, self._say)
