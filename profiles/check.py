@@ -25,6 +25,7 @@ from simmoe.profiles.samples import Sample
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import StepTable
+from simmoe.profiles.weights import are_others, weights_of
 
 #: Upper ends of the size classes errors are shown by, in tokens that run.
 SIZE_CLASSES = (64, 512, 2048, 8192)
@@ -287,6 +288,12 @@ def _header(table: StepTable, path: str | os.PathLike[str]) -> dict[str, Any]:
                     f"'{name}' was recorded with {field} {_short(header[field])}, '{table.name}' is of "
                     f"{_short(run[field])}; check a table on a run of its own engine"
                 )
+        recorded_with, fitted_with = weights_of(header), weights_of(run)
+        if are_others(recorded_with, fitted_with):
+            raise ProfileError(
+                f"'{name}' was recorded with weights '{recorded_with}', '{table.name}' is of '{fitted_with}', which "
+                f"route prompts otherwise; check a table on a run of its own engine"
+            )
         if "engine_flags" in header and _whole_experts(header) != _whole_experts(run):
             how = ("whole experts on each card", "a share of every expert on each card")
             recorded, fitted = how if _whole_experts(header) else reversed(how)

@@ -47,6 +47,7 @@ Run = tuple[SampleHeader, Sequence[Sample]]
 _SHARED = (
     "model",
     "model_config",
+    "weights",
     "dtype",
     "k_max",
     "k_granularity",

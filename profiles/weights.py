@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 LOAD_FORMAT = "simmoe-dummy"
@@ -17,6 +22,9 @@ WEIGHTS = "simmoe-dummy 2"
 
 REAL = "real"
 
+NONE = "none"
+"""Of an engine that was made up."""
+
 _MEANING = {
     REVISION_1: "random, revision 1: tokens of one prompt are routed nearly alike",
     WEIGHTS: "random, revision 2: tokens of one prompt are routed independently",
@@ -28,10 +36,29 @@ def weights_of(header: Mapping[str, Any]) -> str:
     return str(header.get("weights", REVISION_1))
 
 
+def are_others(weights: str, other: str) -> bool:
+    """Return whether two engines route differently for their weights alone; one that was made up has none to differ."""
+    return weights != other and NONE not in (weights, other)
+
+
+def weights_of_table(provenance: Mapping[str, Any]) -> str | None:
+    """Return the weights a table's times are of; None where its provenance names no engine."""
+    estimate = provenance.get("estimate")
+    run = estimate or next(iter(provenance.get("runs", [])), None)
+    return weights_of(run) if run else None
+
+
+def weights_recorded(path: str | os.PathLike[str]) -> str:
+    """Return the weights of the engine that a recording is of."""
+    source = Path(path)
+    with gzip.open(source, "rt") if source.suffix == ".gz" else source.open() as file:
+        return weights_of(json.loads(file.readline()))
+
+
 def weights_served(arguments: Sequence[str]) -> str:
     """Return the weights of an engine that is started with these arguments of ``vllm serve``."""
     given = ""
-    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, value in pairwise([*arguments, ""]):
         name, _, attached = argument.partition("=")
         if name.replace("_", "-") == "--load-format":
             given = attached or value

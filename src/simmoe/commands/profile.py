@@ -97,12 +97,19 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
     from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps, read_updates
     from simmoe.profiles.samples import read_samples
     from simmoe.profiles.table_file import write_table
+    from simmoe.profiles.weights import are_others, weights_recorded
 
     runs = [read_samples(path) for path in raw if not is_recording(path)]
     if not runs:
         raise UsageError(f"no sample file among {', '.join(map(str, raw))}; a table is fitted to at least one")
     header = runs[0][0]
     recordings = [path for path in raw if is_recording(path)]
+    for path in recordings:
+        if are_others(weights := weights_recorded(path), header.weights):
+            raise UsageError(
+                f"'{path}' was recorded with the weights '{weights}', the samples are of '{header.weights}'; fit one "
+                f"engine at a time"
+            )
     recorded = [step for path in recordings for step in read_recorded_steps(path, header.captured_sizes)]
     updates = [update for path in recordings for update in read_updates(path)]
     status = "synthetic" if synthetic else "measured"

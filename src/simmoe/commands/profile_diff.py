@@ -38,6 +38,9 @@ def diff(a: str, b: str) -> int:
         return 0
     console.print(f"a: {first.label}: {first.table.summary}")
     console.print(f"b: {second.label}: {second.table.summary}")
+    note = _weights_note(first.table.provenance, second.table.provenance)
+    if note:
+        console.print(note)
     for title, changes in (("facts", found.facts), ("terms", found.terms), ("provenance", found.provenance)):
         if title == "terms":
             for name, grid in found.grids.items():
@@ -46,6 +49,16 @@ def diff(a: str, b: str) -> int:
         if changes:
             console.print(_change_table(title, changes))
     return 1
+
+
+def _weights_note(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """Return a line on the weights of two provenances where they differ; '' where they do not."""
+    from simmoe.profiles.weights import are_others, described, weights_of_table
+
+    of_a, of_b = weights_of_table(a), weights_of_table(b)
+    if of_a is None or of_b is None or not are_others(of_a, of_b):
+        return ""
+    return f"weights: a {described(of_a)}, b {described(of_b)}; small steps with prompts differ for that alone"
 
 
 def _grid_lines(name: str, grid: GridDiff) -> Iterator[Table | str]:

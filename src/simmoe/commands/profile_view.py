@@ -12,6 +12,7 @@ from rich.table import Table
 from simmoe.profiles.catalog import Profile
 from simmoe.profiles.layer_times import LayerTime, LayerTimes
 from simmoe.profiles.shape import StepShape
+from simmoe.profiles.weights import described
 
 #: KV tokens a sequence the decode times are shown at.
 CONTEXT_TOKENS = 1024
@@ -28,7 +29,7 @@ def facts(profile: Profile) -> Table:
     rows.add_row("status", table.status)
     for run in profile.provenance.get("runs", []):
         for key in _RUN_FACTS:
-            rows.add_row(key, _plain(run[key]))
+            rows.add_row(key, described(run[key]) if key == "weights" else _plain(run[key]))
         scheduling = "asynchronous" if run["async_scheduling"] else "synchronous"
         rows.add_row("engine", _plain({**run["engine_flags"], "scheduling": scheduling}))
         rows.add_row("run", f"{run['date']}: {run['command']}")
@@ -51,7 +52,7 @@ def _estimate_facts(estimate: Mapping[str, Any] | None) -> Iterator[tuple[str, s
         return
     card, learned = estimate["card"], estimate["learned"]
     yield "model", estimate["model"]
-    yield "weights", estimate["weights"]
+    yield "weights", described(estimate["weights"])
     rates = f"{card['bf16_flop_s'] / 1e12:,.1f} TFLOP/s bf16, {card['memory_byte_s'] / 1e12:.3f} TB/s"
     cards = f"{estimate['num_cards']} x {card['driver_name']}" if estimate["num_cards"] > 1 else card["driver_name"]
     yield "card", f"{cards}: {rates}, {card['num_sms']} SMs ({card['source']})"
