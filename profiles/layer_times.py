@@ -2,7 +2,8 @@
 
 One JSON file a model, layout and card; ``simmoe.live.measure`` writes it. A row's arithmetic and traffic follow from
 the shape: each token-expert pair multiplies with an expert's three matrices, and each expert touched is read once,
-beside the tokens read and written.
+beside the tokens read and written. Of several cards it is what one of them does: its share of every expert touched, or
+the pairs of the experts it holds whole.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from simmoe.errors import OutputError, ProfileError
 from simmoe.profiles.models import model_shape
 
 FORMAT = "simmoe-moe-layer"
-VERSION = 1
+VERSION = 2
+
+#: Version 1 has no ``num_cards`` and ``expert_parallel``: it is of one card.
+READ = (1, VERSION)
 
 COLUMNS = ("num_tokens", "k", "seconds", "distinct_experts")
 
@@ -31,7 +35,7 @@ class LayerTime(NamedTuple):
     k: int
     seconds: float
     distinct_experts: float
-    """Experts touched, the mean over layers."""
+    """Experts touched, of those the card holds; the mean over layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,10 @@ class LayerTimes:
     copy_byte_s: float
     """Measured ceiling: a large copy, bytes read and bytes written counted."""
     rows: tuple[LayerTime, ...]
+    num_cards: int = 1
+    """Cards that share the layer; times are of one of them, without what the others send."""
+    expert_parallel: bool = False
+    """Whole experts on each card, instead of a share of every expert."""
 
     def __post_init__(self) -> None:
         values = {"matmul_flop_s": self.matmul_flop_s, "copy_byte_s": self.copy_byte_s}
@@ -64,13 +72,14 @@ class LayerTimes:
                 raise ProfileError(f"{name} is {value}; it must be finite and above 0")
 
     def flop(self, row: LayerTime) -> float:
-        """Return the floating-point operations of a point."""
-        return 2.0 * row.num_tokens * row.k * model_shape(self.model_config).expert_weights
+        """Return the floating-point operations of a point on one card."""
+        return 2.0 * row.num_tokens * row.k * model_shape(self.model_config).expert_weights / self.num_cards
 
     def bytes_moved(self, row: LayerTime) -> float:
-        """Return the bytes a point must move at least: weights of the experts touched, tokens in and out, in bf16."""
+        """Return the bytes a card must move at least: weights of the experts touched, tokens in and out, in bf16."""
         shape = model_shape(self.model_config)
-        return 2.0 * (row.distinct_experts * shape.expert_weights + 2 * row.num_tokens * shape.hidden_size)
+        held = shape.expert_weights / (1 if self.expert_parallel else self.num_cards)
+        return 2.0 * (row.distinct_experts * held + 2 * row.num_tokens * shape.hidden_size)
 
     def bound_s(self, row: LayerTime) -> float:
         """Return the seconds the card's ceilings allow: the roofline."""
@@ -104,8 +113,8 @@ def read_layer_times(path: str | os.PathLike[str]) -> LayerTimes:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ProfileError(f"cannot read layer times from '{name}': {error}") from None
-    if not isinstance(data, dict) or (data.pop("format", None), data.pop("version", None)) != (FORMAT, VERSION):
-        raise ProfileError(f"'{name}' holds no layer times of version {VERSION}")
+    if not isinstance(data, dict) or data.pop("format", None) != FORMAT or data.pop("version", None) not in READ:
+        raise ProfileError(f"'{name}' holds no layer times of version {VERSION} or before")
     if data.pop("columns", None) != list(COLUMNS):
         raise ProfileError(f"'{name}' does not have the columns {', '.join(COLUMNS)}")
     try:

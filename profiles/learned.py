@@ -184,10 +184,10 @@ def _points(one: MeasuredModel, decode: bool, budgets: set[int] | None) -> GridP
 
 
 def _layer_points(one: MeasuredModel, budgets: set[int] | None) -> LayerPoints:
-    """Return the times of one layer's experts alone; none where they were not taken."""
+    """Return the times of one layer's experts alone; none where they were not taken, or are of one card of several."""
     rows = [
         row[:3]
-        for row in (one.layer_times.rows if one.layer_times else ())
+        for row in (one.layer_times.rows if one.layer_times and one.layer_times.num_cards == 1 else ())
         if budgets is None or row.k * one.table.k_granularity in budgets
     ]
     columns: npt.NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3).T

@@ -46,7 +46,7 @@ class Measuring:
     loads: Loads | None = None
     """Recorded beside the sample file; None records nothing."""
     layer: bool = False
-    """Time the MoE layer alone, beside the sample file; on one card."""
+    """Time the MoE layer alone, beside the sample file; of several cards, on the first."""
     time_limit_s: float = math.inf
     """From the call of :func:`measure`; what is not reached is measured by the next call."""
     command: str = field(default_factory=lambda: " ".join(["python", *sys.argv[1:]]))

@@ -1,7 +1,8 @@
 """The routed experts of one MoE layer alone, and the card's ceilings, by CUDA events around replayed graphs.
 
 A graph runs every MoE layer's experts once, one after the other, each on its own weights and its own random routing, so
-weights come from memory as they do in a step; a layer's time is the graph's divided by their number.
+weights come from memory as they do in a step; a layer's time is the graph's divided by their number. Of several cards
+each times what it holds: its share of every expert, or its experts, to which a part of the routing goes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _time_point(experts: Sequence[Any], num_tokens: int, k: int) -> tuple[float,
     from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 
     first = experts[0].w13_weight
-    num_experts, hidden_size = first.shape[0], first.shape[2]
+    num_experts, hidden_size = experts[0].global_num_experts, first.shape[2]
     hidden = torch.randn(num_tokens, hidden_size, dtype=first.dtype, device=first.device)
     weights = torch.full((num_tokens, k), 1 / k, dtype=torch.float32, device=first.device)
     # ids[layer] is [num_tokens, k] distinct experts of each token
@@ -60,10 +61,16 @@ def _time_point(experts: Sequence[Any], num_tokens: int, k: int) -> tuple[float,
 
     def run() -> None:
         for layer, chosen in zip(experts, ids, strict=True):
-            fused_experts(hidden, layer.w13_weight, layer.w2_weight, weights, chosen)
+            held = layer.w13_weight, layer.w2_weight
+            fused_experts(hidden, *held, weights, chosen, global_num_experts=num_experts, expert_map=layer.expert_map)
 
-    distinct = sum(int(chosen.unique().numel()) for chosen in ids) / len(experts)
-    return _graph_s(run) / len(experts), distinct
+    distinct = sum(_held_here(chosen.unique(), layer.expert_map) for layer, chosen in zip(experts, ids, strict=True))
+    return _graph_s(run) / len(experts), distinct / len(experts)
+
+
+def _held_here(experts: Any, expert_map: Any) -> int:
+    """Return how many experts of these this card holds: ``expert_map`` has -1 for others, and is None on one card."""
+    return int(experts.numel() if expert_map is None else (expert_map[experts.long()] >= 0).sum())
 
 
 def _graph_s(run: Callable[[], None]) -> float:

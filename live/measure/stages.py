@@ -220,6 +220,8 @@ class Stages:
             kernel=str(head.kernels.get("moe", "")),
             **answer["ceilings"],
             rows=tuple(LayerTime(*row) for row in answer["rows"]),
+            num_cards=head.num_cards,
+            expert_parallel=self._run.setup.expert_parallel,
         )
         write_layer_times(self._run.layer_path, times)
 

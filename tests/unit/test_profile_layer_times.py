@@ -43,11 +43,30 @@ def test_the_roofline_is_arithmetic_for_many_tokens_and_weights_for_few() -> Non
     assert TIMES.bound_s(one) == TIMES.bytes_moved(one) / 4e12
 
 
+def test_cards_share_the_arithmetic_and_each_reads_its_share_of_the_experts_or_those_it_holds() -> None:
+    row = LayerTime(64, 8, 1e-3, 32.0)
+    whole, wide, apart = (
+        replace(TIMES, num_cards=n, expert_parallel=ep) for n, ep in ((1, False), (2, False), (2, True))
+    )
+    assert wide.flop(row) == apart.flop(row) == whole.flop(row) / 2
+    tokens = 2 * 2 * 64 * 2048
+    assert whole.bytes_moved(row) - tokens == apart.bytes_moved(row) - tokens == 2 * (wide.bytes_moved(row) - tokens)
+
+
+def test_a_file_of_before_there_were_several_cards_is_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "layer.json"
+    write_layer_times(path, TIMES)
+    data = json.loads(path.read_text())
+    assert (data.pop("num_cards"), data.pop("expert_parallel")) == (1, False)
+    path.write_text(json.dumps(data | {"version": 1}))
+    assert read_layer_times(path) == TIMES
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "csv"}, "holds no layer times of version 1"),
-        ({"version": 2}, "holds no layer times of version 1"),
+        ({"format": "csv"}, "holds no layer times of version 2"),
+        ({"version": 3}, "holds no layer times of version 2"),
         ({"columns": ["k"]}, "does not have the columns num_tokens, k"),
         ({"rows": [[1, 1, -1.0, 1.0]]}, "seconds at 1 tokens, k 1 is -1.0"),
         ({"rows": [[1, 1]]}, "missing"),

@@ -109,7 +109,7 @@ def measure_samples(options: MeasureOptions) -> list[str]:
         plan=plan,
         out=options.raw,
         loads=None if options.sync else Loads.lasting(options.recording_s),
-        layer=bool(setup.captured_sizes) and not options.sync and options.tensor_parallel == 1,
+        layer=bool(setup.captured_sizes) and not options.sync,
         time_limit_s=options.time_limit_s - (time.monotonic() - start_s),
         command=options.command(short),
     )
