@@ -10,7 +10,7 @@ import argparse
 import csv
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from typing import Any
 from compared import Compared, disagreements
 from pictures import draw_distributions, draw_loads
 from plan import EXPERIMENTS, FRONT_END, Cell, Experiment
-from sensitivity import executed_k, magnification, spread
+from sensitivity import executed_k, host_ratios, magnification, spread
 
 from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES
 from simmoe.commands.counterfactual import find_causes
 from simmoe.commands.front_end import front_end_times, read_clocks, service_time
+from simmoe.commands.host import host_of, with_host
 from simmoe.commands.validate import simulate_like
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.records import MANIFEST, RunRecord, read_record
@@ -40,11 +41,20 @@ def main() -> None:
     parser.add_argument("--profile", help="profile of the step times  [default: the experiment's]")
     parser.add_argument("--csv", type=Path, help="table to write")
     parser.add_argument("--figures", type=Path, help="folder for the pictures")
+    parser.add_argument("--page", type=Path, help="documentation to put the tables into")
     parser.add_argument("--only", default="", help="runs whose name starts so")
     arguments = parser.parse_args()
     experiment = EXPERIMENTS[arguments.records.name]
     runs = compare_all(arguments.records, experiment, arguments.profile or experiment.profile, arguments.only)
-    print(table(runs), cause_table(runs), repeat_table(runs), sep="\n\n")
+    tables = {
+        "results": table(runs),
+        "host": host_table(runs),
+        "causes": cause_table(runs),
+        "twice": repeat_table(runs),
+    }
+    print(*tables.values(), sep="\n\n")
+    if arguments.page:
+        put_into(arguments.page, {f"{arguments.records.name} {name}": text for name, text in tables.items()})
     if arguments.csv:
         _write_csv(arguments.csv, runs)
     if arguments.figures:
@@ -73,8 +83,12 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
     assert clocks is not None, "no record without them is made here"
     service_s = service_time(records[f"{FRONT_END}-burst"])
     front_end = front_end_times(records[f"{FRONT_END}-load"], clocks, service_s)
+    host = host_of(folder / f"{FRONT_END}-load", profile)
+    hosted = with_host(profile, host)
+    ratios = host_ratios(folder / f"{FRONT_END}-load", hosted)
     times = {field: round(1e3 * value, 4) for field, value in asdict(front_end).items() if "gress" in field}
-    print("front end, ms:", times, file=sys.stderr)
+    shares_us = {name: [round(1e6 * value, 1) for value in share.values()] for name, share in host["shares"].items()}
+    print("front end, ms:", times, "host, us and us a sequence:", shares_us, file=sys.stderr)
     compared = []
     for run in records:
         if run.startswith(FRONT_END) or not run.startswith(only):
@@ -85,11 +99,12 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
         simulated.manifest["profile"]["name"], simulated.manifest["policy_profile"]["name"] = name, told
         if note:
             print(f"{run}: {note}", file=sys.stderr)
-        causes, ratios = find_causes(simulated, live, Pairing.of(simulated, live))
+        causes, step_ratios = find_causes(simulated, live, Pairing.of(simulated, live))
         growth = magnification(live, simulated, profile, front_end, believed)
-        apart = spread(live, profile, front_end, believed)
+        on_host, _ = simulate_like(live, profile, front_end, believed, host)
+        apart = spread(live, hosted, front_end, believed, ratios)
         cell = _recorded(live, experiment)
-        compared.append(Compared(cell, live, simulated, causes, ratios.overall, growth, apart))
+        compared.append(Compared(cell, live, simulated, on_host, causes, step_ratios.overall, growth, apart))
     return disagreements(compared)
 
 
@@ -113,19 +128,38 @@ def _recorded(live: RunRecord, experiment: Experiment) -> Cell:
 
 
 def table(runs: Sequence[Compared]) -> str:
-    """Return the Markdown table of simulated / live (error; what the simulations of ``spread`` lie between).
-
-    A figure beyond its limit is in bold.
-    """
+    """Return the Markdown table of simulated / live (error), what is beyond its limit in bold."""
     head = ("run", "load", "mean TTFT, ms", "p99 TTFT, ms", "mean TPOT, ms", "requests/s", "executed k")
     rows = []
     for run in runs:
         load = "burst" if run.offline else f"{run.cell.load:.0%}"
-        low, high = run.spread["k", "mean"]
-        ks = f"{executed_k(run.simulated):.1f} / {executed_k(run.live):.1f} ({low:.1f} to {high:.1f})"
+        ks = f"{executed_k(run.simulated):.1f} / {executed_k(run.live):.1f}"
         shown = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("request_throughput", "rate"))
         rows.append((run.cell.name, load, *(_shown(run, *what) for what in shown), ks))
-    return _markdown(head, rows)
+    return markdown(head, rows)
+
+
+def host_table(runs: Sequence[Compared]) -> str:
+    """Return the Markdown table of errors with the host of the machine at hand, and of where live lies among draws."""
+    head = ("run", "mean TTFT", "p99 TTFT", "mean TPOT", "requests/s", "drawn", "live", "executed k drawn", "live")
+    shown = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("request_throughput", "rate"))
+    rows = []
+    for run in runs:
+        found = {d[:2]: d for d in differences(run.hosted, run.live)}
+        errors = (_marked(run, *what, "-" if math.isnan(e := found[what].error) else f"{e:+.1%}", e) for what in shown)
+        judged = shown[3] if run.offline else shown[1]
+        low, high = run.spread[judged]
+        unit = f"{low:.2f} to {high:.2f}/s" if run.offline else f"{1e3 * low:.1f} to {1e3 * high:.1f} ms"
+        low, high = run.spread["k", "mean"]
+        budgets = f"{low:.1f} to {high:.1f}", f"{executed_k(run.live):.1f}"
+        rows.append((run.cell.name, *errors, unit, _place(run.beyond(*judged)), *budgets))
+    return markdown(head, rows)
+
+
+def _place(beyond: float) -> str:
+    if math.isnan(beyond):
+        return "not reported"
+    return f"{abs(beyond):.1%} {'above' if beyond > 0 else 'below'}" if beyond else "within"
 
 
 def cause_table(runs: Sequence[Compared]) -> str:
@@ -141,7 +175,7 @@ def cause_table(runs: Sequence[Compared]) -> str:
         )
         for run in runs
     ]
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def repeat_table(runs: Sequence[Compared]) -> str:
@@ -159,10 +193,11 @@ def repeat_table(runs: Sequence[Compared]) -> str:
                     first, second, error = (getattr(found[what], name) for name in ("first", "second", "error"))
                     cells.append(f"{scale * second:.{digits}f}, {scale * first:.{digits}f} ({error:+.1%})")
                 rows.append((run.cell.name, *cells))
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -172,11 +207,23 @@ def _shown(run: Compared, metric: str, statistic: str) -> str:
     scale, digits = (1.0, 2) if statistic == "rate" else (1e3, 1)
     if math.isnan(found.second):
         return f"{scale * found.first:.{digits}f} / not reported"
+    text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+.1%})"
+    return _marked(run, metric, statistic, text, found.error)
+
+
+def _marked(run: Compared, metric: str, statistic: str, text: str, error: float) -> str:
     counts = (statistic == "rate") == run.offline
-    low, high = (f"{scale * value:.{digits}f}" for value in run.spread[metric, statistic])
-    drawn = f"; {low} to {high}" if statistic == "p99" or (run.offline and counts) else ""
-    text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+.1%}{drawn})"
-    return f"**{text}**" if counts and abs(found.error) > run.limit(metric, statistic) else text
+    return f"**{text}**" if counts and abs(error) > run.limit(metric, statistic) else text
+
+
+def put_into(path: Path, tables: Mapping[str, str]) -> None:
+    """Replace, in a page, the table after each comment of such a name; names without a comment are left out."""
+    page = path.read_text()
+    for name, table in tables.items():
+        before, comment, after = page.partition(f"<!-- table: {name} -->\n\n")
+        if comment:
+            page = f"{before}{comment}{table}\n\n{after.partition(chr(10) * 2)[2]}"
+    path.write_text(page)
 
 
 def _write_csv(path: Path, runs: Sequence[Compared]) -> None:
@@ -197,12 +244,14 @@ def _row(run: Compared) -> dict[str, Any]:
         "ranks": cell.num_ranks,
     }
     row |= {"load": round(cell.load, 3), "requests": cell.requests, "seed": cell.spec.seed}
+    hosted = {d[:2]: d.error for d in differences(run.hosted, run.live)}
     for difference in differences(run.simulated, run.live):
         if difference.statistic in (*STATISTICS, "rate"):
             name = f"{difference.metric}_{difference.statistic}"
             row |= {f"{name}_simulated": f"{difference.first:.6g}", f"{name}_live": f"{difference.second:.6g}"}
             row[f"{name}_error"] = f"{difference.error:.5f}"
             low, high = run.spread[difference[:2]]
+            row[f"{name}_host_error"] = f"{hosted[difference[:2]]:.5f}"
             row |= {f"{name}_low": f"{low:.6g}", f"{name}_high": f"{high:.6g}"}
     row |= {"k_simulated": f"{executed_k(run.simulated):.3f}", "k_live": f"{executed_k(run.live):.3f}"}
     row |= {f"{metric}_magnification": f"{value:.3f}" for metric, value in run.magnification.items()}

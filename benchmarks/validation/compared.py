@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from plan import Cell
+from sensitivity import Drawn
 
 from simmoe.analysis.compare import differences
 from simmoe.analysis.compare_causes import Causes
@@ -25,13 +26,15 @@ class Compared:
     cell: Cell
     live: RunRecord
     simulated: RunRecord
+    hosted: RunRecord
+    """Simulated with the host of the machine at hand instead of the profile's."""
     causes: Causes
     step_ratio: float
     """How long the live run's steps take over like ones of the simulated run."""
     magnification: dict[str, float]
     """Growth of mean TTFT and TPOT over that of every step."""
-    spread: dict[tuple[str, str], tuple[float, float]]
-    """Where simulations lie whose arrivals differ by a millisecond, 5th to 95th percentile, by (metric, statistic)."""
+    spread: Drawn
+    """Where simulations on that host lie that differ in what no two live runs have in common."""
     apart: dict[tuple[str, str], float] = field(default_factory=dict)
     """What two live runs of the same requests lie apart, relative, by (metric, statistic); empty: not known."""
 
@@ -40,9 +43,11 @@ class Compared:
         """Whether all requests arrived at once."""
         return math.isinf(self.cell.rate)
 
-    def error(self, metric: str, statistic: str) -> float:
-        """Return simulated less live, relative to live."""
-        return next(d.error for d in differences(self.simulated, self.live) if d[:2] == (metric, statistic))
+    def beyond(self, metric: str, statistic: str) -> float:
+        """Return how far the live run lies above what simulations lie between (below 0: below), relative to live."""
+        low, high = self.spread[metric, statistic]
+        live = next(d.second for d in differences(self.simulated, self.live) if d[:2] == (metric, statistic))
+        return (max(0.0, live - high) - max(0.0, low - live)) / live
 
     def limit(self, metric: str, statistic: str) -> float:
         """Return the largest error allowed: with vLLM's default graphs, where the host's time wanders, at least what

@@ -34,18 +34,12 @@ def host_of(folder: Path, profile: Profile) -> dict[str, Any]:
         ProfileError: it keeps too few.
     """
     record = read_record(folder)
-    try:
-        content = (folder / HOST_FILE).read_bytes()
-    except OSError:
-        raise RecordError(
-            f"'{folder}' keeps no times of its host ({HOST_FILE}); record a run of 'simmoe live run' on a GPU"
-        ) from None
     sizes = ((record.manifest.get("config") or {}).get("engine") or {}).get("captured_sizes")
-    table = on_host(profile.captured_at(sizes).table, _times(record, content, folder))
+    table = on_host(profile.captured_at(sizes).table, read_host_times(folder, record))
     shares = {**table.host, UPDATE: table.update}
     return {
         "record": str(folder),
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "sha256": hashlib.sha256((folder / HOST_FILE).read_bytes()).hexdigest(),
         "shares": {name: share._asdict() for name, share in shares.items()},
     }
 
@@ -60,14 +54,25 @@ def with_host(profile: Profile, told: Mapping[str, Any] | None) -> Profile:
     return Profile(replace(table, host=host, update=shares[UPDATE]))
 
 
-def _times(record: RunRecord, content: bytes, folder: Path) -> list[HostTime]:
-    """Return what is known of the record's steps."""
-    steps = record.steps
-    rows = list(csv.DictReader(content.decode().splitlines()))
-    if steps is None or len(rows) != len(steps["start_s"]) or not set(HOST_COLUMNS) <= set(rows[0] if rows else ()):
+def read_host_times(folder: Path, record: RunRecord) -> list[HostTime]:
+    """Return what the host took for the steps of a record, those that are known, by rank.
+
+    Args:
+        folder: of the record.
+        record: what it holds.
+    Raises:
+        RecordError: it does not keep the host's times, or of another number of steps.
+    """
+    path, steps = folder / HOST_FILE, record.steps
+    try:
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+    except OSError:
         raise RecordError(
-            f"'{folder / HOST_FILE}' is not of the record's {0 if steps is None else len(steps['start_s'])} steps"
-        )
+            f"'{folder}' keeps no times of its host ({HOST_FILE}); record a run of 'simmoe live run' on a GPU"
+        ) from None
+    num_steps = 0 if steps is None else len(steps["start_s"])
+    if steps is None or len(rows) != num_steps or not set(HOST_COLUMNS) <= set(rows[0] if rows else ()):
+        raise RecordError(f"'{path}' is not of the record's {num_steps} steps")
     counts = zip(steps["num_prefill_tokens"].tolist(), steps["num_decode_tokens"].tolist(), strict=True)
     return [
         HostTime(prompt_tokens, prompt_tokens + decodes, int(row["num_prefill_seqs"]) + decodes, launch_s, update_s)

@@ -112,6 +112,7 @@ def simulate_like(
     front_end: FrontEndConfig | None = None,
     believed: Profile | None = None,
     host: Mapping[str, Any] | None = None,
+    fast_forward: bool = True,
 ) -> tuple[RunRecord, str]:
     """Simulate a live run's workload under its policy, within its engines' limits.
 
@@ -121,6 +122,7 @@ def simulate_like(
         front_end: delays of the front end.
         believed: what the live policies took T(n, k) from; None: ``profile``.
         host: the host's shares of a step, from :func:`~simmoe.commands.host.host_of`; None: those of ``profile``.
+        fast_forward: see :class:`~simmoe.simulator.config.SimConfig`; not for a cost that changes from step to step.
     Returns:
         The simulated record, its steps kept, and what the profile had to extrapolate.
     Raises:
@@ -142,6 +144,7 @@ def simulate_like(
         engine=EngineConfig(**{name: value for name, value in given["engine"].items() if name in known}),
         front_end=front_end
         or FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s),
+        fast_forward=fast_forward,
         record_steps=True,
     )
     choice = parse_policy(policy)
