@@ -12,9 +12,6 @@ from vllm.model_executor.model_loader import register_model_loader
 from simmoe.live.measure.dummy_weights import ScaledDummyLoader
 from simmoe.live.measure.worker import MeasuringWorker
 
-LOAD_FORMAT = "simmoe-dummy-told"
-WORKER = "tests.live.drawn.TellingWorker"
-
 
 class Drawn(NamedTuple):
     """A parameter, or a part of one, as it was drawn."""
@@ -28,7 +25,7 @@ class Drawn(NamedTuple):
 _drawn: list[dict[str, Drawn]] = []
 
 
-@register_model_loader(LOAD_FORMAT)
+@register_model_loader("simmoe-dummy-told")
 class TellingLoader(ScaledDummyLoader):
     """Draws the weights twice, and keeps what they were each time."""
 
