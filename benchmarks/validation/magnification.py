@@ -1,8 +1,8 @@
 """What a queue makes of a bias in every step: ``python benchmarks/validation/magnification.py keyed``.
 
-Simulated twice at each load, with every step one per cent longer and one per cent shorter: half the difference of mean
-TTFT, p99 TTFT and mean TPOT, in per cent, is what one per cent in the steps does. A mean over seeds, with its standard
-error: who shares a step with whom changes with the steps' times too.
+Simulated twice at each load, with every step one per cent longer and one per cent shorter: the ratio of mean TTFT, p99
+TTFT and mean TPOT, on a logarithmic scale over that of the steps, is what one per cent in them does. A mean over seeds,
+with its standard error: who shares a step with whom changes with the steps' times too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _cell(grown: Sequence[tuple[float, float]]) -> str:
-    """Return the three, p99's with its standard error: means have a tenth of it."""
+    """Return the three, p99 with its standard error; the means' is small."""
     (ttft, _), (p99, error), (tpot, _) = grown
     return f"{ttft:.1f} / {p99:.1f} ± {error:.1f} / {tpot:.1f}"
 
@@ -75,7 +75,7 @@ def grows_by(
             k_max=experiment.k_max, seed=seed,
         )  # fmt: skip
         longer, shorter = (_latencies(experiment, profile, system, spec, factor) for factor in (1 + BIAS, 1 - BIAS))
-        values.append((longer / shorter - 1) / (2 * BIAS))
+        values.append(np.log(longer / shorter) / np.log((1 + BIAS) / (1 - BIAS)))
     return list(zip(np.mean(values, axis=0), np.std(values, axis=0, ddof=1) / len(seeds) ** 0.5, strict=True))
 
 

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 
 from simmoe.analysis.metrics import Slo
+from simmoe.cli import run as cli
 from simmoe.commands.sweeping.cells import Cell, run_cell
 from simmoe.commands.sweeping.saturation import offline_cell, saturation_rate
+from simmoe.commands.validate import simulate_like
+from simmoe.live.driving.recording import HOST_FILE
 from simmoe.profiles.catalog import load_profile
+from simmoe.profiles.shape import StepShape
+from simmoe.records import RunRecord, read_record, write_record
 from simmoe.simulator.config import EngineConfig, SimConfig
 from simmoe.traces.spec import WorkloadSpec
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "validation"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "validation"
+PROFILE = "synthetic-olmoe-split4"
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks/ is in the repository alone")
 
@@ -75,3 +87,120 @@ def test_a_deployments_saturation_is_that_of_a_sweep() -> None:
     spec = WorkloadSpec(trace="azure", rate=math.inf, requests=requests, mu=16, sigma=5, seed=seed)
     cell = Cell(spec, "fifo", profile.name, config, Slo())
     assert rate == pytest.approx(saturation_rate(run_cell(offline_cell(cell)).metrics, "fifo"), abs=0.05)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Import a module of the experiment's folder, for the length of a test."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> RunRecord:
+    """A record as a live run leaves it, of two engines that take the profile's times."""
+    options = ["--rate", "30", "--requests", "60", "--ranks", "2", "--record-steps", "--profile", PROFILE]
+    assert cli(["run", *options, "--policy", "fifo+round-robin", "--out", str(tmp_path / "was")]) == 0
+    record = read_record(tmp_path / "was")
+    config = record.manifest["config"]
+    engine = {name: value for name, value in config["engine"].items() if name != "watermark"}
+    manifest = {
+        "kind": "live",
+        "config": {"num_ranks": 2, "k_max": config["k_max"], "engine": engine},
+        "policy": record.manifest["policy"],
+        "workload": record.manifest["workload"],
+        "experiment": {"graphs": "keyed"},
+    }
+    return RunRecord(record.requests, manifest, record.steps)
+
+
+def test_a_host_that_does_not_wander_changes_nothing(module: Callable[[str], ModuleType], live: RunRecord) -> None:
+    sensitivity, profile = module("sensitivity"), load_profile(PROFILE)
+    plain, _ = simulate_like(live, profile)
+
+    def of(ratio: float) -> RunRecord:
+        steady = sensitivity._with_cost(
+            profile, live, lambda cost: sensitivity.Wandering(cost, np.array([ratio]), 0, 2)
+        )
+        record: RunRecord = simulate_like(live, steady, fast_forward=False)[0]
+        return record
+
+    for name, column in plain.requests.items():
+        assert (of(1.0).requests[name] == column).all()
+    assert of(3.0).requests["finished_s"].max() > plain.requests["finished_s"].max()
+
+
+def test_each_engine_goes_through_the_hosts_moments_at_its_own_pace(module: Callable[[str], ModuleType]) -> None:
+    cost = load_profile(PROFILE).cost()
+    shape = StepShape(0, 0, 0, 10, 1000, 32)
+    wandering = module("sensitivity").Wandering(cost, np.array([1.0, 2.0, 4.0]), 1, 2)
+    parts = cost.parts_s(shape)
+    for ratio in (2, 2, 4, 4, 1, 1, 2):
+        assert wandering.parts_s(shape) == (parts.device_s, ratio * parts.host_s, ratio * parts.update_s)
+
+
+def test_a_hosts_moments_are_its_times_over_their_mean_and_stalls_are_none(
+    module: Callable[[str], ModuleType], live: RunRecord, tmp_path: Path
+) -> None:
+    sensitivity, profile = module("sensitivity"), load_profile(PROFILE)
+    cost, steps = profile.cost(), live.steps
+    assert steps is not None
+    counts = list(zip(steps["num_prefill_tokens"].tolist(), steps["num_decode_tokens"].tolist(), strict=True))
+    ratios = np.random.default_rng(0).uniform(0.7, 1.4, len(counts))
+    ratios[5] = 30.0
+    lines = ["num_prefill_seqs,launch_s,update_s"]
+    for (tokens, decodes), ratio in zip(counts, ratios, strict=True):
+        host_s = cost.parts_s(StepShape(tokens, tokens, min(1, tokens), decodes, decodes, 8)).host_s
+        lines.append(f"{min(1, tokens)},{0.75 * ratio * host_s:.12f},{0.25 * ratio * host_s:.12f}")
+    files = {HOST_FILE: "\n".join(lines).encode() + b"\n"}
+    folder = write_record(tmp_path / "live", replace(live, files=files))
+    assert sensitivity.host_ratios(folder, profile) == pytest.approx(np.delete(ratios, 5), rel=1e-6)
+
+
+def test_how_far_a_live_run_lies_outside_of_the_draws(module: Callable[[str], ModuleType], live: RunRecord) -> None:
+    profile = load_profile(PROFILE)
+    simulated, _ = simulate_like(live, profile)
+    statistic = ("ttft", "mean")
+    live_s = float((live.requests["first_token_s"] - live.requests["arrival_s"]).mean())
+    compared = module("compared")
+
+    def beyond(low: float, high: float) -> float:
+        cell = module("plan").EXPERIMENTS["keyed"].cells({"vllm": 1.0, "vllm+k": 1.0, "k-aware": 1.0})[2]
+        spread = {statistic: (low * live_s, high * live_s)}
+        run = compared.Compared(cell, live, simulated, simulated, None, 1.0, {}, spread)
+        return float(run.beyond(*statistic))
+
+    assert beyond(0.9, 1.1) == 0
+    assert beyond(0.8, 0.9) == pytest.approx(0.1) and beyond(1.2, 1.3) == pytest.approx(-0.2)
+
+
+def test_a_page_gets_its_tables_and_keeps_all_else(module: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n\n<!-- table: keyed host -->\n\n| old |\n| --- |\n| row |\n\nAfter.\n\nEnd.\n")
+    module("analyse").put_into(page, {"keyed host": "| new |", "keyed results": "| nowhere |"})
+    assert page.read_text() == "Before.\n\n<!-- table: keyed host -->\n\n| new |\n\nAfter.\n\nEnd.\n"
+
+
+def test_the_page_shows_every_run_that_was_recorded() -> None:
+    page = (ROOT / "docs" / "validation.md").read_text()
+    for folder in (ROOT / "docs" / "results" / "validation").iterdir():
+        recorded = {run.name for run in folder.iterdir() if run.is_dir() and not run.name.startswith("front-end")}
+        for name in ("results", "host", "causes"):
+            _, comment, after = page.partition(f"<!-- table: {folder.name} {name} -->\n\n")
+            rows = after.partition("\n\n")[0].splitlines()[2:]
+            assert comment and {row.split(" | ")[0].removeprefix("| ") for row in rows} == recorded
+
+
+def test_without_a_queue_a_bias_in_the_steps_is_one_in_tpot(
+    module: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    magnification = module("magnification")
+    monkeypatch.setattr(magnification, "ONLINE_S", 1000.0)
+    experiment = module("plan").EXPERIMENTS["keyed"]
+    (ttft, _), _, (tpot, error) = magnification.grows_by(experiment, load_profile(PROFILE), "vllm", 1e-4, seeds=(0, 1))
+    assert tpot == pytest.approx(1, abs=1e-6) and error < 1e-6
+    assert 0.5 < ttft < 1  # the front end's part of it does not grow
