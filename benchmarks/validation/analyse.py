@@ -25,8 +25,8 @@ from simmoe.analysis.compare_causes import CAUSES
 from simmoe.commands.counterfactual import find_causes
 from simmoe.commands.front_end import front_end_times, read_clocks, service_time
 from simmoe.commands.host import host_of, with_host
-from simmoe.commands.validate import simulate_like
-from simmoe.profiles.catalog import Profile, load_profile
+from simmoe.commands.validate import doubts, simulate_like
+from simmoe.profiles.catalog import load_profile
 from simmoe.records import MANIFEST, RunRecord, read_record
 from simmoe.traces.spec import WorkloadSpec
 
@@ -94,7 +94,8 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
         if run.startswith(FRONT_END) or not run.startswith(only):
             continue
         live, believed = records[run], load_profile(told)
-        _check(live, believed)
+        for doubt in doubts(live, profile, believed):
+            print(f"{run}: {doubt}", file=sys.stderr)
         simulated, note = simulate_like(live, profile, front_end, believed)
         simulated.manifest["profile"]["name"], simulated.manifest["policy_profile"]["name"] = name, told
         if note:
@@ -106,14 +107,6 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
         cell = _recorded(live, experiment)
         compared.append(Compared(cell, live, simulated, on_host, causes, step_ratios.overall, growth, apart))
     return disagreements(compared)
-
-
-def _check(live: RunRecord, believed: Profile) -> None:
-    """Warn when the simulated policies are told another T(n, k) than the live ones were."""
-    told = live.manifest["profile"].get("sha256", believed.sha256)
-    if told != believed.sha256:
-        cell = live.manifest["experiment"]["cell"]
-        print(f"{cell}: the live policies had another profile, sha256 {told[:12]}", file=sys.stderr)
 
 
 def _recorded(live: RunRecord, experiment: Experiment) -> Cell:

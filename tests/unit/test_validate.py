@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from simmoe.cli import run as cli
-from simmoe.commands.validate import simulate_like
+from simmoe.commands.validate import doubts, simulate_like
 from simmoe.errors import LiveError, UsageError
 from simmoe.live.driving.lag import judge_lag
 from simmoe.profiles.catalog import load_profile
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import prompt_shape
+from simmoe.profiles.weights import weights_of_table
 from simmoe.records import RunRecord, read_record, write_record
 from simmoe.simulator.result import SimResult
 from simmoe.simulator.simulation import simulate
@@ -111,6 +112,17 @@ def test_policies_are_told_what_the_live_ones_were(
     assert cli([*options, "--policy-profile", other.name, "--out", str(tmp_path / "told")]) == 0
     assert "T(n, k)" not in capsys.readouterr().err
     assert told_s == [load_profile().cost().prefill_s(900, 32), other.cost().prefill_s(900, 32)]
+
+
+@pytest.mark.parametrize(("weights", "is_told"), [("simmoe-dummy 2", True), ("dummy", False), (None, False)])
+def test_engines_of_other_weights_than_the_profiles_are_told(live: Path, weights: str | None, is_told: bool) -> None:
+    record, profile = read_record(live), load_profile()
+    assert weights_of_table(profile.provenance) == "dummy"
+    if weights is not None:
+        record.manifest["target"] = {"model": "any", "weights": weights}
+    assert [doubt.startswith("the live engines had weights") for doubt in doubts(record, profile, profile)] == (
+        [True] * is_told
+    )
 
 
 def test_a_live_run_that_sent_too_late_is_compared_in_all_but_ttft(

@@ -19,6 +19,7 @@ from simmoe.commands.record_folder import record_folder
 from simmoe.errors import LiveError, RecordError, UsageError
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
+from simmoe.profiles.weights import are_others, described, weights_of_table
 from simmoe.records import RunRecord, read_record, write_record
 from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
 from simmoe.simulator.simulation import simulate
@@ -54,13 +55,8 @@ def _validate(
     record = read_record(live)
     loaded = load_profile(profile)
     believed = load_profile(policy_profile or profile)
-    told = (record.manifest.get("profile") or {}).get("sha256", believed.sha256)
-    if told != believed.sha256:
-        click.echo(
-            f"the live policies took T(n, k) from another state of profile '{record.manifest['profile']['name']}' "
-            f"(sha256 {told[:12]}) than the simulated ones do; --policy-profile names it",
-            err=True,
-        )
+    for doubt in doubts(record, loaded, believed):
+        click.echo(doubt, err=True)
     with record_folder(str(folder / "sim"), {"live": record.manifest}) as sim:
         clocks = read_clocks(Path(live))
         if clocks is None:
@@ -104,6 +100,30 @@ validate = click.Command(
         *(parameter for parameter in live_run.params if parameter.name not in _OWN),
     ],
 )
+
+
+def doubts(live: RunRecord, profile: Profile, believed: Profile) -> list[str]:
+    """Return in what a live run was not as it is simulated, a line each.
+
+    Args:
+        live: the live run's record.
+        profile: what the simulated steps take.
+        believed: what the simulated policies take T(n, k) from.
+    """
+    found = []
+    told = (live.manifest.get("profile") or {}).get("sha256", believed.sha256)
+    if told != believed.sha256:
+        found.append(
+            f"the live policies took T(n, k) from another state of profile '{live.manifest['profile']['name']}' "
+            f"(sha256 {told[:12]}) than the simulated ones do; --policy-profile names it"
+        )
+    weights, own = (live.manifest.get("target") or {}).get("weights"), weights_of_table(profile.provenance)
+    if weights and own and are_others(weights, own):
+        found.append(
+            f"the live engines had weights {described(weights)}, profile '{profile.name}' is of {described(own)}; "
+            f"what steps of few tokens take depends on how they are routed"
+        )
+    return found
 
 
 def simulate_like(
