@@ -116,9 +116,17 @@ class Experiment:
         return Cell(run.name, run.system, rate, load, requests, run.num_ranks, spec)
 
 
-def _front_end(num_ranks: int, seed: int, load: float = 0.7) -> tuple[Run, Run]:
-    """Return a burst, for how long a front end works on a request, and a load, for how it hands a step's tokens on."""
-    loaded = Run(f"{FRONT_END}-load", "vllm+k", load, seed, num_ranks, requests=180 * num_ranks)
+def _front_end(num_ranks: int, seed: int, load: float = 0.7, requests: int = 270) -> tuple[Run, Run]:
+    """Return a burst, for how long a front end works on a request, and a load, for how it hands a step's tokens on and
+    for how fast the host is.
+
+    Args:
+        num_ranks: engines of the load.
+        seed: of its requests.
+        load: as a run's.
+        requests: an engine's share of them; the default arrives in more than ten seconds at 0.7.
+    """
+    loaded = Run(f"{FRONT_END}-load", "vllm+k", load, seed, num_ranks, requests=requests * num_ranks)
     return Run(f"{FRONT_END}-burst", "vllm+k", math.inf, seed + 1, 1, requests=64), loaded
 
 
@@ -163,26 +171,32 @@ def _at(capacity: float, *runs: Run) -> tuple[Run, ...]:
 
 #: Named by loads that are shares of a tenth more than engines sustain, from too few requests at once.
 _KEYED = (
-    *_at(38.0, *_front_end(2, seed=7001, load=0.592), *_grid(seed=9000)),
+    *_at(38.0, *_front_end(2, seed=7001, load=0.592, requests=180), *_grid(seed=9000)),
     *_at(41.5, Run("k-aware-90-own", "k-aware", 0.9, 9190, 2, requests=1340)),
     *_at(38.0, *_again(_grid(seed=9000), "k-aware-90")),
 )
 
+
+def _told_first(runs: tuple[Run, ...], *again: str) -> tuple[Run, ...]:
+    """Return a grid's runs, the loads that most is asked of first, one of them twice before the rest, others after."""
+    online = [run for run in runs if not math.isinf(run.load)]
+    high, low = online[: 2 * len(POLICIES)], online[2 * len(POLICIES) :]
+    offline = [run for run in runs if math.isinf(run.load)]
+    return (*high, *_again(runs, again[0]), *low, *offline, *_again(runs, *again[1:]))
+
+
 _OTHERS = _grid(seed=9200)
 _REPEATED = (
     *_front_end(2, seed=7101),
-    *_OTHERS[:6],
-    *_again(_OTHERS, "k-aware-70", "k-aware-90", "vllm-90"),
-    *_OTHERS[6:],
+    *_told_first(_OTHERS, "k-aware-70", "k-aware-25", "vllm+k-50", "k-aware-90", "k-aware-offline"),
     Run("k-aware-90-own", "k-aware", 0.9, 9390, 2, of="k-aware"),
-    *_again(_OTHERS, "vllm+k-50", "k-aware-25", "k-aware-offline"),
 )
 
 _ONE = (*_online(0.8, 1, 9500), *_online(0.5, 1, 9500), *_offline(9500, "vllm+k"))
 #: Named by loads that are shares of what was simulated before launches overlapped the device.
 _DEFAULT = _at(
     30.4,
-    *_front_end(1, seed=7201),
+    *_front_end(1, seed=7201, requests=180),
     *_chosen(_ONE, "vllm+k-80", "vllm+k-50"),
     *_again(_ONE, "vllm+k-80"),
     *_chosen(_ONE, "k-aware-80", "vllm-80", "vllm+k-offline"),
@@ -190,11 +204,9 @@ _DEFAULT = _at(
     *_chosen(_ONE, "k-aware-50", "vllm-50"),
 )
 
-_DEEPSEEK = _grid(seed=9700)
 _SECOND_MODEL = (
     *_front_end(2, seed=7301),
-    *_DEEPSEEK,
-    *_again(_DEEPSEEK, "k-aware-70", "vllm+k-90", "k-aware-offline"),
+    *_told_first(_grid(seed=9700), "k-aware-70", "vllm+k-50", "k-aware-offline"),
 )
 
 _SATURATION = {"vllm": 34.5, "vllm+k": 34.7, "k-aware": 39.4}
