@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
 from simmoe.errors import LiveError
+from simmoe.live.driving.events import EventStream
 from simmoe.live.driving.life import Life
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.engine.transport import K_ARG
 from simmoe.live.server.state import STEPS_PATH
-from simmoe.live.server.upstream import Address, connect, fetch
+from simmoe.live.server.upstream import Address, connect, described, fetch
 
 _TIMEOUT_S = 10.0
+_MAX_ERROR_BYTES = 1 << 16
+_RANK = re.compile("[0-9]{1,6}")
 _REJECTIONS = (400, 401, 404, 413, 422, 429, 503)
 
 
@@ -22,7 +26,7 @@ class _Answer:
 
     def __init__(self, life: Life) -> None:
         self._life = life
-        self._rest = b""
+        self._events = EventStream()
         self._num_chunks = 0
         self.status = 0
         self.content = b""
@@ -32,32 +36,49 @@ class _Answer:
     def head(self, status: int, headers: dict[str, str]) -> None:
         """Note status and rank."""
         self.status = status
-        rank = headers.get("x-simmoe-rank", "0")
-        self._life.dp_rank = int(rank) if rank.isdigit() else 0
+        rank = headers.get("x-simmoe-rank", "")
+        self._life.dp_rank = int(rank) if _RANK.fullmatch(rank) else 0
 
     def body(self, data: bytes) -> None:
         """Note times and counts of the events that are whole."""
         if self.status != 200:
-            self.content += data
+            self.content = (self.content + data)[:_MAX_ERROR_BYTES]
             return
         now_s = time.monotonic()
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        for event in events:
-            payload = event.removeprefix(b"data: ")
-            if payload == b"[DONE]":
+        for event in self._events.feed(data):
+            if event == b"[DONE]":
                 self.is_done = True
                 continue
-            chunk = json.loads(payload)
-            if "error" in chunk:
-                self.error = str(chunk["error"].get("message", chunk["error"]))
-                continue
-            if chunk.get("choices"):
-                self._num_chunks += 1
-                if self._num_chunks == 1:
-                    self._life.first_token_s = now_s
-                self._life.finished_s = now_s
-            usage = chunk.get("usage")
-            self._life.output_tokens = usage["completion_tokens"] if usage else self._num_chunks
+            try:
+                self._take(json.loads(event), now_s)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                self.error = (
+                    self.error or f"an event is none of a completion's: {event[:80].decode('utf-8', 'replace')}"
+                )
+
+    def _take(self, chunk: dict[str, Any], now_s: float) -> None:
+        if "error" in chunk:
+            error = chunk["error"]
+            self.error = str(error.get("message", error) if isinstance(error, dict) else error)
+            return
+        usage = chunk.get("usage")
+        num_tokens = int(usage["completion_tokens"]) if usage else None
+        if chunk.get("choices"):
+            self._num_chunks += 1
+            if self._num_chunks == 1:
+                self._life.first_token_s = now_s
+            self._life.finished_s = now_s
+        self._life.output_tokens = self._num_chunks if num_tokens is None else num_tokens
+
+    def failure(self, *, is_complete: bool) -> str:
+        """Return why it is no answer; empty if it is one."""
+        if self.status != 200 and self.status:
+            return f"{self.status}: {_message(self.content)}" if self.content else f"{self.status}"
+        if self.error:
+            return self.error
+        if not is_complete:
+            return "the connection was lost"
+        return "" if self.is_done else "the answer ended without its [DONE]"
 
 
 class Endpoint:
@@ -94,16 +115,15 @@ class Endpoint:
         if answer.status in _REJECTIONS:
             life.dp_rank = -1
             life.end("rejected", _message(answer.content))
-        elif not is_complete or answer.status != 200 or answer.error or not answer.is_done:
-            reason = answer.error or _message(answer.content) or "the connection was lost"
-            life.end("failed", reason)
+        elif failure := answer.failure(is_complete=is_complete):
+            life.end("failed", failure)
         elif life.output_tokens != output_tokens:
             life.end("failed", f"{life.output_tokens} tokens came where {output_tokens} were asked for")
         else:
             life.end("finished")
 
-    async def models(self) -> list[dict[str, Any]]:
-        """Return the endpoint's models.
+    async def models(self) -> list[str]:
+        """Return the names of the endpoint's models.
 
         Raises:
             LiveError: it does not answer, or not with models.
@@ -111,15 +131,23 @@ class Endpoint:
         try:
             status, body = await fetch(self._address, "/v1/models", _TIMEOUT_S, self._headers)
         except OSError as error:
-            raise LiveError(f"nobody answers at {self._address}: {error}") from None
+            raise LiveError(f"nobody answers at {self._address}: {described(error)}") from None
         if status != 200:
             raise LiveError(f"{self._address} answers /v1/models with {status}: {_message(body)}")
-        return list(json.loads(body)["data"])
+        try:
+            return [str(model["id"]) for model in json.loads(body)["data"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise LiveError(
+                f"{self._address} answers /v1/models with no list of models; is it an OpenAI API?"
+            ) from None
 
     async def drain(self) -> dict[int, tuple[dict[str, Any], list[StepRecord]]]:
         """Return each engine's facts and its steps since the last call, on this machine's monotonic clock.
 
         Empty from an endpoint that is no ``simmoe serve``; without steps from one that does not record them.
+
+        Raises:
+            LiveError: it is one of another version, whose answer is not understood.
         """
         asked_s = time.monotonic()
         try:
@@ -129,16 +157,26 @@ class Endpoint:
         if status != 200:
             return {}
         heard_s = time.monotonic()
+        try:
+            answer = json.loads(body)
+            ranks = answer["ranks"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return {}  # some other server, that answers any path
         drained: dict[int, tuple[dict[str, Any], list[StepRecord]]] = {}
-        answer = json.loads(body)
-        self.deployment = answer.get("deployment", {})
-        for rank, facts in answer["ranks"].items():
-            # on this machine the clocks are one; on another one theirs is read in the middle of the question
-            offset_s = (asked_s + heard_s) / 2 - facts.pop("monotonic_s")
-            if abs(offset_s) <= heard_s - asked_s:
-                offset_s = 0.0
-            steps = [_shifted(StepRecord(*row), offset_s) for row in facts.pop("steps")]
-            drained[int(rank)] = facts, steps
+        try:
+            self.deployment = answer.get("deployment", {})
+            for rank, facts in ranks.items():
+                # on this machine the clocks are one; on another one theirs is read in the middle of the question
+                offset_s = (asked_s + heard_s) / 2 - facts.pop("monotonic_s")
+                if abs(offset_s) <= heard_s - asked_s:
+                    offset_s = 0.0
+                steps = [_shifted(StepRecord(*row), offset_s) for row in facts.pop("steps")]
+                drained[int(rank)] = facts, steps
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LiveError(
+                f"the steps that {self._address} hands out are not understood ({type(error).__name__}: {error}); "
+                f"use the same version of simmoe there and here"
+            ) from None
         return drained
 
 

@@ -59,10 +59,11 @@ class LocalEngines:
             life.dp_rank = -1
 
     async def drain(self) -> dict[int, tuple[dict[str, Any], list[StepRecord]]]:
-        """Return the facts and the steps since the last call of each engine that serves."""
+        """Return the facts and the steps since the last call of each engine that serves and has not gone."""
         engines = self._engines[: len(self.dispatcher.up)]
-        drained = await asyncio.gather(*(engine.drain() for engine in engines))
-        return {engine.rank: (engine.facts, steps) for engine, steps in zip(engines, drained, strict=True)}
+        drained = await asyncio.gather(*(_drained(engine) for engine in engines))
+        told = zip(engines, drained, strict=True)
+        return {engine.rank: (engine.facts, steps) for engine, steps in told if steps is not None}
 
     async def warm_up(self) -> None:
         """Have every engine run each budget it can step at, over all sizes of a step, and its largest batch of decodes.
@@ -101,6 +102,14 @@ class LocalEngines:
         dispatcher.set_up(range(num_ranks))
         for engine in self._engines[:num_ranks]:
             engine.on_counts = _publisher(dispatcher, engine)
+
+
+async def _drained(engine: Engine) -> list[StepRecord] | None:
+    """Return an engine's steps; None if it has gone, and they with it."""
+    try:
+        return await engine.drain()
+    except LiveError:
+        return None
 
 
 def _publisher(dispatcher: Dispatcher, engine: Engine) -> Callable[[Counts, int], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
 import signal
@@ -75,10 +76,12 @@ class _StepKeeper:
             self.steps[rank] += steps
         self.lost = self.facts.keys() - drained.keys()
 
-    async def keep(self) -> None:
-        """Go on fetching, until cancelled."""
-        while True:
-            await asyncio.sleep(DRAIN_INTERVAL_S)
+    async def keep(self, stop: asyncio.Event) -> None:
+        """Go on fetching, a last time once ``stop`` is set; a fetch that is given up would take steps with it."""
+        is_last = False
+        while not is_last:
+            with contextlib.suppress(TimeoutError):
+                is_last = await asyncio.wait_for(stop.wait(), DRAIN_INTERVAL_S)
             await self.fetch()
 
 
@@ -142,17 +145,19 @@ async def run_once(
     vocab_size = next((facts["vocab_size"] for facts in keeper.facts.values()), vocab_size)
     prompts = random_prompts(workload, vocab_size, seed)
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    keeping = asyncio.create_task(keeper.keep())
+    is_over = asyncio.Event()
+    keeping = asyncio.create_task(keeper.keep(is_over))
     gc.collect()
     gc.freeze()
     try:
         lives, start_s = await replay(workload, prompts, target, stop, on_progress)
+        is_over.set()
+        await asyncio.wait((keeping,), timeout=_LAST_FETCH_S)
     finally:
         gc.unfreeze()
         keeping.cancel()
-    try:
-        await asyncio.wait_for(keeper.fetch(), _LAST_FETCH_S)
-    except Exception:  # an engine may be gone, and its last steps with it
+        (failure,) = await asyncio.gather(keeping, return_exceptions=True)
+    if failure is not None:  # engines may hang, or what they say not be understood
         keeper.lost = set(keeper.facts)
     asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
     return _result(target, workload, lives, start_s, keeper, before, manifest, stop.is_set())
@@ -270,7 +275,7 @@ async def endpoint_host(url: str, model: str, api_key: str) -> AsyncIterator[Hos
     Raises:
         LiveError: nobody answers there, or it serves no such model.
     """
-    models = [entry["id"] for entry in await Endpoint(url, model, api_key).models()]
+    models = await Endpoint(url, model, api_key).models()
     if not models or (model and model not in models):
         raise LiveError(f"{url} serves no model '{model}'; it serves {', '.join(models[:5]) or 'none'}")
     yield Endpoint(url, model or models[0], api_key)

@@ -68,9 +68,7 @@ def parse_request(body: bytes, budgets: Budgets) -> ParsedRequest:
     if is_alias:
         body = json.dumps(data).encode()
     num_prompts, num_tokens = _size_prompt(data)
-    n = data.get("n")
-    num_sequences = num_prompts * n if isinstance(n, int) and n > 1 else num_prompts
-    return ParsedRequest(body, k, num_tokens, num_sequences)
+    return ParsedRequest(body, k, num_tokens, num_prompts * _completions(data.get("n")))
 
 
 def split_alias(model: str) -> tuple[str, str | None]:
@@ -115,6 +113,14 @@ def _check(k: Any, budgets: Budgets, param: str) -> int:
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= budgets.k_max:
         raise BadRequest(f"{K_ARG} is {k!r}; it must be an integer from 1 to {budgets.k_max}", param)
     return k
+
+
+def _completions(n: Any) -> int:
+    """Return how many completions a prompt gets; vLLM takes a number's text, and a float that is whole, for it."""
+    try:
+        return max(1, int(n))
+    except (TypeError, ValueError, OverflowError):
+        return 1
 
 
 def _size_prompt(data: dict[str, Any]) -> tuple[int, int]:

@@ -15,18 +15,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simmoe.errors import LiveError
+from simmoe.live.driving.engines import LocalEngines
 from simmoe.live.driving.lag import MEAN_SHARE, P99_SHARE, judge_lag
 from simmoe.live.driving.life import Life
+from simmoe.live.driving.live_run import LiveResult, run_once
 from simmoe.live.driving.recording import rank_totals, request_columns, step_columns
 from simmoe.live.driving.replay import random_prompts, replay
 from simmoe.live.engine.steps import StepRecord
+from simmoe.live.server.launch import EngineLaunch
 from simmoe.live.server.warm_up import FIRST_TOKEN_ID
+from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import load_profile
 from simmoe.records import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, check_columns, read_record
 from simmoe.traces.workload import Workload
@@ -103,6 +109,68 @@ def test_a_stop_aborts_what_runs_and_sends_no_more(num_before: int, num_after: i
 
     statuses = [life.status for life in asyncio.run(run())]
     assert statuses == ["aborted"] * (num_before + 1) + ["queued"] * num_after
+
+
+FACTS = {"vocab_size": 50, "k_max": 8, "max_num_seqs": 8, "max_num_batched_tokens": 64, "enable_chunked_prefill": True}
+
+
+class Engine:
+    """An engine that serves one request at once, and hands its steps out when asked, which takes some time."""
+
+    def __init__(self, rank: int, *, has_gone: bool = False) -> None:
+        self.rank, self.has_gone = rank, has_gone
+        self.facts: dict[str, Any] = FACTS
+        self.num_sent = 0
+        self.on_counts: Any = None
+        self.num_steps = 0
+        self.steps: list[StepRecord] = []
+        self.handing_out = asyncio.Event()
+
+    async def drain(self) -> list[StepRecord]:
+        if self.has_gone:
+            raise LiveError("it has gone")
+        steps, self.steps = self.steps, []
+        self.handing_out.set()
+        await asyncio.sleep(0.05)
+        return steps
+
+    def step(self) -> None:
+        now_s = time.monotonic()
+        self.steps.append(StepRecord(self.num_steps, now_s, now_s, now_s, now_s, 5, 15, 1, 0, 0, 2, 2, 10, 0, 1, 0))
+        self.num_steps += 1
+
+    async def send(self, life: Life, prompt: list[int], output_tokens: int, k: int) -> None:
+        self.step()
+        self.handing_out.clear()
+        await self.handing_out.wait()
+        life.finished_s = life.first_token_s = time.monotonic()
+        life.end("finished")
+
+
+def test_every_step_is_in_the_record_however_the_run_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last request ends while steps are being fetched; an engine that has gone takes only its own with it."""
+    monkeypatch.setattr("simmoe.live.driving.live_run.DRAIN_INTERVAL_S", 0.001)
+    launch = EngineLaunch(model=Path("model"), choice=parse_policy("round-robin"), k_max=8, num_ranks=2)
+
+    async def run() -> tuple[LiveResult, Engine]:
+        engines = [Engine(0), Engine(1)]
+        local = LocalEngines(engines, launch, lambda n, k: 0.0)  # type: ignore[arg-type]
+
+        async def send(life: Life, *request: Any) -> None:
+            engines[1].has_gone = True
+            await engines[0].send(life, *request)
+
+        monkeypatch.setattr(local, "send", send)
+        manifest: dict[str, Any] = {"config": {"num_ranks": 2}, "versions": {}}
+        result = await run_once(workload([0.0] * 20), local, manifest, vocab_size=50, seed=0)
+        return result, engines[0]
+
+    result, engine = asyncio.run(run())
+    assert engine.num_steps == 20
+    assert [step.step for step in result.steps[0]] == list(range(20))
+    assert result.record.manifest["notes"]["steps_lost_on_ranks"] == [1]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(3, 1000))

@@ -116,6 +116,8 @@ def test_what_no_engine_would_take_is_a_400_that_says_why(deployment: Deployment
         ({"model": "tiny:k=2", "use_beam_search": True}, "beam search runs at 8"),
         ({"simmoe_k": 3}, "simmoe_k is a field of vllm_xargs"),
         ({"n": 10**9}, "1000000000 sequences (prompts times n) are more than the 64 served at once"),
+        ({"n": "65"}, "65 sequences"),
+        ({"n": 65.0, "prompt": [[1], [2]]}, "130 sequences"),
         ({"prompt": [[1]] * 65}, "65 sequences"),
     ):
         status, answer, _ = deployment.complete(**fields)
