@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from simmoe.errors import OutputError, ProfileError
 from simmoe.profiles.models import model_shape
+from simmoe.profiles.reading import build, parse_json, read_text
 
 FORMAT = "simmoe-moe-layer"
 VERSION = 2
@@ -43,7 +44,8 @@ class LayerTimes:
     """One file.
 
     Raises:
-        ProfileError: a ceiling or a time that is not finite and above 0.
+        ProfileError: a ceiling, a time or a count that is not finite and above 0, or more experts than there are.
+        DataError: a configuration that is not supported.
     """
 
     model: str
@@ -66,7 +68,12 @@ class LayerTimes:
 
     def __post_init__(self) -> None:
         values = {"matmul_flop_s": self.matmul_flop_s, "copy_byte_s": self.copy_byte_s}
-        values |= {f"seconds at {row.num_tokens} tokens, k {row.k}": row.seconds for row in self.rows}
+        experts = model_shape(self.model_config).num_experts
+        for row in self.rows:
+            at = f"{row.num_tokens} tokens, k {row.k}"
+            values |= {f"{name} at {at}": getattr(row, name) for name in COLUMNS}
+            if row.distinct_experts > experts:
+                raise ProfileError(f"distinct_experts at {at} is {row.distinct_experts}; a layer has {experts}")
         for name, value in values.items():
             if not (math.isfinite(value) and value > 0):
                 raise ProfileError(f"{name} is {value}; it must be finite and above 0")
@@ -109,19 +116,27 @@ def read_layer_times(path: str | os.PathLike[str]) -> LayerTimes:
         ProfileError: names the file and what is wrong with it.
     """
     name = os.fspath(path)
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ProfileError(f"cannot read layer times from '{name}': {error}") from None
+    data = parse_json(read_text(path, "the layer's times"), f"'{name}'")
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT or data.pop("version", None) not in READ:
         raise ProfileError(f"'{name}' holds no layer times of version {VERSION} or before")
     if data.pop("columns", None) != list(COLUMNS):
         raise ProfileError(f"'{name}' does not have the columns {', '.join(COLUMNS)}")
     try:
-        return LayerTimes(**{**data, "rows": _rows(data.get("rows", []))})
-    except (ProfileError, TypeError) as error:
-        raise ProfileError(f"'{name}': {error}") from None
+        rows = tuple(_rows(data.get("rows")))
+    except ProfileError as error:
+        raise ProfileError(f"'{name}' {error}") from None
+    return build(LayerTimes, {**data, "rows": rows}, f"'{name}'")
 
 
-def _rows(rows: Sequence[Any]) -> tuple[LayerTime, ...]:
-    return tuple(LayerTime(*row) for row in rows)
+def _rows(rows: Any) -> Iterator[LayerTime]:
+    if not isinstance(rows, list) or not rows:
+        raise ProfileError("has no rows")
+    seen: set[tuple[int, int]] = set()
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, list) or len(row) != len(COLUMNS):
+            raise ProfileError(f"row {number} is {row!r}; it must have {len(COLUMNS)} values")
+        time = build(LayerTime, dict(zip(COLUMNS, row, strict=True)), f"row {number}")
+        if (time.num_tokens, time.k) in seen:
+            raise ProfileError(f"row {number}: {time.num_tokens} tokens, k {time.k} are there twice")
+        seen.add((time.num_tokens, time.k))
+        yield time

@@ -6,18 +6,21 @@ for roofline estimates alike, and names what it cannot use.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from simmoe.errors import DataError, UsageError, did_you_mean
+from simmoe.profiles.reading import parse_json, read_text
 
 _PUBLISHED = Path(__file__).parent / "data" / "models"
 
 #: Layers beyond which a configuration is taken to be damaged.
 MOST_LAYERS = 10_000
+
+#: The same of any other number of a configuration.
+LARGEST = 10**9
 
 Config = Mapping[str, Any]
 """A Hugging Face config.json."""
@@ -39,6 +42,12 @@ FAMILIES = {
     "olmoe": Family(("num_experts",), "intermediate_size", ("num_experts_per_tok",)),
     "qwen3_moe": Family(("num_experts", "num_local_experts"), "moe_intermediate_size", ("num_experts_per_tok",)),
     "deepseek_v2": Family(("n_routed_experts",), "moe_intermediate_size", ("num_experts_per_tok", "n_shared_experts")),
+}
+
+#: Fields without which transformers assumes those of its own default model, by family.
+UNSAID = {
+    "qwen3_moe": ("num_key_value_heads",),
+    "deepseek_v2": ("q_lora_rank", "kv_lora_rank", "n_shared_experts"),
 }
 
 
@@ -132,16 +141,17 @@ def read_model(name_or_path: str) -> Model:
         if is_name or not name_or_path:
             hint = did_you_mean(name_or_path, published_models())
             raise UsageError(f"no model '{name_or_path}'{hint}; give a name or the path of a Hugging Face config.json")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read the model's configuration '{path}': {error.strerror or error}") from None
-    except ValueError as error:
-        raise DataError(f"'{path}' is not JSON: {error}") from None
+    if not path.exists():
+        raise UsageError(
+            f"cannot read the model's configuration '{name_or_path}': No such file; of a model on a hub, download its "
+            f"config.json and name that"
+        )
+    config = parse_json(read_text(path, "the model's configuration"), f"'{path}'")
     if not isinstance(config, dict):
         raise DataError(f"'{path}' is no Hugging Face config.json: it holds no JSON object")
     try:
         model_shape(config)
+        _refuse_unsaid(config)
     except DataError as error:
         raise DataError(f"'{path}': {error}") from None
     published_as = config.get("_name_or_path")
@@ -212,7 +222,7 @@ def model_shape(config: Config) -> ModelShape:
         shared_width=width * _count(config, "n_shared_experts", least=0, default=0),
         dense_width=_count(config, "intermediate_size") if num_moe_layers < num_layers else 0,
         vocab_size=_count(config, "vocab_size"),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tied_embeddings=_flag(config, "tie_word_embeddings"),
         **attention._asdict(),
     )
 
@@ -306,4 +316,20 @@ def _count(config: Config, key: str, *, least: int = 1, default: int | None = No
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise DataError(f"{key} is {value!r}; it must be a whole number of at least {least}")
+    if value > LARGEST:
+        raise DataError(f"{key} is {value}; no model has more than {LARGEST}")
     return value
+
+
+def _flag(config: Config, key: str) -> bool:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"{key} is {value!r}; it must be true or false")
+    return bool(value)
+
+
+def _refuse_unsaid(config: Config) -> None:
+    """Refuse a configuration that leaves out what transformers would then fill in with another model's number."""
+    for key in UNSAID.get(config["model_type"], ()):
+        if key not in config:
+            raise DataError(f"{key} is missing; a {config['model_type']} configuration needs it, null for none")

@@ -14,26 +14,23 @@ fit takes as many as it is given. A row is flushed when it is written, so a run 
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, get_args
 
 from simmoe.errors import OutputError, ProfileError
+from simmoe.profiles.reading import build, parse_json, read_text
 from simmoe.profiles.shape import StepShape
 
 FORMAT = "simmoe-samples"
 VERSION = 2
 #: Version 1 had no held clock.
 READ_VERSIONS = (1, 2)
-
-_T = TypeVar("_T")
 
 Kind = Literal["prefill", "decode", "mixed"]
 Mode = Literal["graphs", "eager"]
@@ -196,12 +193,17 @@ class SampleHeader:
         for name, least in (("k_max", 1), ("k_granularity", 1), ("num_cards", 1), ("block_size", 1)):
             if getattr(self, name) < least:
                 raise ProfileError(f"header: {name} is {getattr(self, name)}; it must be at least {least}")
+        for name in ("model", "weights", "card"):
+            if not getattr(self, name).strip():
+                raise ProfileError(f"header: {name} is empty; it says what was measured")
         if self.num_gpu_blocks < 2:
             raise ProfileError(f"header: num_gpu_blocks is {self.num_gpu_blocks}; an engine has at least 2")
         for name in ("captured_sizes", "captured_ks"):
             values = getattr(self, name)
             if any(b <= a for a, b in zip([0, *values], values, strict=False)):
                 raise ProfileError(f"header: {name} is {values}; it must ascend from at least 1 without repeats")
+        if self.captured_ks and self.captured_ks[-1] > self.k_max:
+            raise ProfileError(f"header: captured_ks ends at {self.captured_ks[-1]}, above k_max {self.k_max}")
         if self.step_clock not in STEP_CLOCKS:
             raise ProfileError(f"header: step_clock is '{self.step_clock}'; it must be one of {', '.join(STEP_CLOCKS)}")
         unknown = set(self.front_end) - set(FRONT_END)
@@ -293,23 +295,18 @@ def read_samples(path: str | os.PathLike[str], *, allow_cut_row: bool = False) -
         ProfileError: names the file, the line and the field at fault.
     """
     name = os.fspath(path)
-    try:
-        with _open(Path(path)) as file:
-            lines = list(_numbered_lines(file))
-    except FileNotFoundError:
-        raise ProfileError(f"no sample file '{name}'") from None
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise ProfileError(f"cannot read samples from '{name}': {error}") from None
+    text = read_text(path, "the sample file").split("\n")
+    lines = [(number, line) for number, line in enumerate(text, start=1) if line.strip()]
     if not lines:
         raise ProfileError(f"'{name}' is empty; a sample file starts with a header line")
     records: list[tuple[int, dict[str, Any]]] = []
     for position, (number, line) in enumerate(lines):
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
+            record = parse_json(line, f"'{name}' line {number}")
+        except ProfileError:
             if allow_cut_row and position and position == len(lines) - 1:
                 break
-            raise ProfileError(f"'{name}' line {number} is not JSON: {error}") from None
+            raise
         if not isinstance(record, dict):
             raise ProfileError(f"'{name}' line {number} is not a JSON object")
         records.append((number, record))
@@ -321,45 +318,23 @@ def read_samples(path: str | os.PathLike[str], *, allow_cut_row: bool = False) -
         raise ProfileError(
             f"'{name}' has sample version {version}; this simmoe reads {', '.join(map(str, READ_VERSIONS))}"
         )
-    header = _build(SampleHeader, head, f"'{name}' line {number}")
-    samples = [_build(Sample, record, f"'{name}' line {number}") for number, record in records[1:]]
+    header = build(SampleHeader, head, f"'{name}' line {number}")
+    samples = []
+    for number, record in records[1:]:
+        sample = build(Sample, record, f"'{name}' line {number}")
+        _check_row(header, sample, f"'{name}' line {number}")
+        samples.append(sample)
     if version == 1 and any(sample.clock == "held" for sample in samples):
         raise ProfileError(f"'{name}' has sample version 1, which knows no clock 'held'; it needs version {VERSION}")
     return header, samples
 
 
-def _numbered_lines(file: IO[str]) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-
-
-def _open(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
-
-
-def _build(cls: type[_T], record: Mapping[str, Any], where: str) -> _T:
-    """Return ``cls(**record)`` after checking names and types."""
-    hints = get_type_hints(cls)
-    optional = {f.name for f in fields(cls) if f.default is not MISSING or f.default_factory is not MISSING}  # type: ignore[arg-type]
-    missing = [f for f in hints if f not in record and f not in optional]
-    if missing:
-        raise ProfileError(f"{where} lacks {', '.join(missing)}")
-    unknown = [f for f in record if f not in hints]
-    if unknown:
-        raise ProfileError(f"{where} has unknown {', '.join(unknown)}")
-    values: dict[str, Any] = {}
-    for name, value in record.items():
-        hint = hints[name]
-        wanted = getattr(hint, "__origin__", hint)
-        if wanted is Literal:
-            wanted = str
-        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-            raise ProfileError(f"{where}: {name} is {value!r}; it must be {wanted.__name__}")
-        values[name] = value
-    try:
-        return cls(**values)
-    except ProfileError as error:
-        raise ProfileError(f"{where}: {error}") from None
+def _check_row(header: SampleHeader, sample: Sample, where: str) -> None:
+    """Refuse a point that the header's engine cannot have run."""
+    if sample.k > header.k_max:
+        raise ProfileError(f"{where}: k is {sample.k}; the header's k_max is {header.k_max}")
+    largest = header.captured_sizes[-1] if header.captured_sizes else 0
+    if sample.mode == "graphs" and sample.shape.num_tokens > largest:
+        raise ProfileError(
+            f"{where}: {sample.shape.num_tokens} tokens in mode 'graphs'; the header's captured_sizes end at {largest}"
+        )

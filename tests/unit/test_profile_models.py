@@ -89,6 +89,8 @@ def test_another_family_is_named_with_those_supported(model_type: Any) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        (config(vocab_size=10**9 + 1), "vocab_size is 1000000001; no model has more than 1000000000"),
+        (config(tie_word_embeddings="yes"), "tie_word_embeddings is 'yes'; it must be true or false"),
         (without("hidden_size"), "hidden_size is missing"),
         (without("num_experts"), "num_experts is missing"),
         (without("model_type"), "no model_type; supported families"),
@@ -143,3 +145,28 @@ def test_an_unknown_name_suggests_and_an_absent_file_is_named(tmp_path: Path) ->
         read_model("qwen3-30b")
     with pytest.raises(UsageError, match="cannot read the model's configuration"):
         read_model(str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("qwen3-30b-a3b", "num_key_value_heads"),
+        ("deepseek-v2-lite", "q_lora_rank"),
+        ("deepseek-v2-lite", "kv_lora_rank"),
+        ("deepseek-v2-lite", "n_shared_experts"),
+    ],
+)
+def test_what_transformers_would_fill_in_is_asked_for(tmp_path: Path, name: str, key: str) -> None:
+    """Its default is another model's: 4 KV heads, a query rank of 1,536, two shared experts."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(without(key, name)))
+    with pytest.raises(DataError, match=f"{key} is missing"):
+        read_model(str(path))
+    path.write_text(json.dumps(config(name)))
+    assert model_shape(read_model(str(path)).config) == model_shape(config(name))
+
+
+@pytest.mark.parametrize("name", ["allenai/OLMoE-1B-7B-0924", "https://huggingface.co/allenai/OLMoE-1B-7B-0924"])
+def test_a_name_on_a_hub_is_not_fetched_but_said_to_be_downloaded(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}.*of a model on a hub, download its config.json"):
+        read_model(name)

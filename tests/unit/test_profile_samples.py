@@ -62,6 +62,8 @@ def test_a_file_of_another_engine_is_not_continued(tmp_path: Path) -> None:
 
 PREFILL, DECODE = asdict(SAMPLES[0]), asdict(next(s for s in SyntheticEngine().samples() if s.kind == "decode"))
 
+LARGER = {"num_prefill_tokens": HEADER.captured_sizes[-1] + 1, "prefill_kv_pairs": 10**9}
+
 
 @pytest.mark.parametrize(
     ("base", "change", "message"),
@@ -81,6 +83,8 @@ PREFILL, DECODE = asdict(SAMPLES[0]), asdict(next(s for s in SyntheticEngine().s
         (DECODE, {"p90_s": 1e-9}, "out of order"),
         (DECODE, {"median_s": "fast"}, "median_s is 'fast'; it must be float"),
         (DECODE, {"colour": "red"}, "unknown colour"),
+        (DECODE, {"k": HEADER.k_max + 1}, f"k is {HEADER.k_max + 1}; the header's k_max is {HEADER.k_max}"),
+        (PREFILL, LARGER | {"mode": "graphs"}, f"the header's captured_sizes end at {HEADER.captured_sizes[-1]}"),
     ],
 )
 def test_a_bad_row_is_named_with_file_and_line(
@@ -111,11 +115,36 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
         ({"num_gpu_blocks": 1}, "num_gpu_blocks is 1"),
         ({"front_end": {"ingress_s": -1.0}}, "front_end.ingress_s"),
         ({"front_end": {"travel_s": 1.0}}, "travel_s"),
+        ({"captured_ks": [1, HEADER.k_max + 1]}, "captured_ks ends at"),
+        ({"model": " "}, "model is empty"),
+        ({"card": ""}, "card is empty"),
     ],
 )
 def test_a_bad_header_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         replace(HEADER, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"captured_sizes": ["a"]}, "captured_sizes[0] is 'a'; it must be int"),
+        ({"captured_sizes": [1.5]}, "captured_sizes[0] is 1.5; it must be int"),
+        ({"captured_ks": [None]}, "captured_ks[0] is None; it must be int"),
+        ({"front_end": {"ingress_s": "soon"}}, "front_end.ingress_s is 'soon'; it must be float"),
+        ({"clocks": {"sm_mhz": "fast"}}, "clocks.sm_mhz is 'fast'; it must be float"),
+        ({"versions": {"vllm": 1}}, "versions.vllm is 1; it must be str"),
+        ({"notes": [1]}, "notes[0] is 1; it must be str"),
+        ({"model": "two\nlines"}, "model is 'two\\nlines'; it must be one line of text"),
+    ],
+)
+def test_elements_of_a_header_are_checked_too(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "a.jsonl", SAMPLES)
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(head), **change}), *rows]))
+    with pytest.raises(ProfileError) as error:
+        read_samples(path)
+    assert message in str(error.value) and "a.jsonl' line 1" in str(error.value)
 
 
 def test_version_1_is_read_but_knows_no_held_clock(tmp_path: Path) -> None:
@@ -150,5 +179,5 @@ def test_what_is_no_sample_file_is_refused(tmp_path: Path, content: str, message
     path.write_text(content)
     with pytest.raises(ProfileError, match=message):
         read_samples(path)
-    with pytest.raises(ProfileError, match="no sample file"):
+    with pytest.raises(ProfileError, match=r"cannot read the sample file '.*absent\.jsonl': No such"):
         read_samples(tmp_path / "absent.jsonl")
