@@ -29,6 +29,10 @@ class SimmoeError(Exception):
 
     exit_code = 1
 
+    def __str__(self) -> str:
+        """The message in one line, whatever stood in a file's name or content: what is not printable is escaped."""
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__())
+
 
 class UsageError(SimmoeError):
     """An option, name or value given by the user is unusable."""
