@@ -89,6 +89,8 @@ def profile_path(name_or_path: str) -> Path:
     Raises:
         UsageError: neither a shipped profile nor a path.
     """
+    if not name_or_path.strip():
+        raise UsageError("the profile's name is empty; give a name that 'simmoe profile list' shows, or leave it out")
     shipped = _DATA / f"{name_or_path}.json"
     if name_or_path in profile_names():
         return shipped

@@ -52,6 +52,7 @@ def test_plot_writes_a_picture(tmp_path: Path) -> None:
 
 
 def test_plot_names_a_place_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "no").write_text("a file")
     assert run(["profile", "plot", SYNTHETIC, "--out", str(tmp_path / "no" / "p.png")]) == 5
     assert "cannot write the picture" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simmoe.commands.profile_view import CONTEXT_TOKENS, decode_shape
-from simmoe.errors import OutputError, UsageError
+from simmoe.errors import UsageError
 from simmoe.profiles.binding import roofline_of
 from simmoe.profiles.catalog import Profile
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import PROMPT_TOKENS, prompt_shape
 from simmoe.profiles.table import GridTable
+from simmoe.profiles.writing import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,10 +56,9 @@ def drawn(out: Path, size_inches: tuple[float, float]) -> Iterator[Figure]:
         undated: dict[str, dict[str, None]] = {
             "png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}
         }  # fmt: skip
-        try:
-            figure.savefig(out, dpi=150, format=kind, metadata=undated[kind])
-        except OSError as error:
-            raise OutputError(f"cannot write the picture to '{out}': {error.strerror or error}") from None
+        picture = BytesIO()
+        figure.savefig(picture, dpi=150, format=kind, metadata=undated[kind])
+    write_whole(out, picture.getvalue(), "the picture")
 
 
 def plot_profile(
