@@ -24,7 +24,7 @@ from simmoe.live.driving.recording import (
     CLOCKS_FILE,
     HOST_FILE,
     clocks_csv,
-    host_csv,
+    host_csv_gz,
     rank_totals,
     request_columns,
     step_columns,
@@ -226,7 +226,7 @@ def _result(
     record = RunRecord(requests=requests, manifest=full, steps=table if has_steps else None)
     if isinstance(target, LocalEngines):
         record.files[CLOCKS_FILE] = clocks_csv(requests["request_id"], lives, start_s)
-        host = host_csv(keeper.steps)
+        host = host_csv_gz(keeper.steps)
         if host is not None:
             record.files[HOST_FILE] = host
     full["counts"] = record.counts()

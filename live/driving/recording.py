@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ _TIMES = ("dispatched_s", "scheduled_s", "first_token_s", "finished_s")
 _CLOCKS = ("sent_s", "received_s", "queued_s", "first_output_s", "last_output_s")
 CLOCKS_FILE = "clocks.csv"
 """File of a record with the times that a simulated run has no like of, a row a request, columns as in ``Life``."""
-HOST_FILE = "host.csv"
+HOST_FILE = "host.csv.gz"
 """File of a record with the seconds the host took for each step, a row a step in the order of ``steps.parquet``."""
 HOST_COLUMNS = ("num_prefill_seqs", "launch_s", "update_s")
 
@@ -131,7 +132,7 @@ class _StepStarts:
         return self._began_s[position] if position >= 0 else math.nan
 
 
-def host_csv(steps: Mapping[int, Sequence[StepRecord]]) -> bytes | None:
+def host_csv_gz(steps: Mapping[int, Sequence[StepRecord]]) -> bytes | None:
     """Return how long the host took for each step, seconds; empty where its engine idled, or it cannot be told.
 
     ``launch_s`` is from when the step before last was taken in until the step was composed and launched; ``update_s``
@@ -141,7 +142,7 @@ def host_csv(steps: Mapping[int, Sequence[StepRecord]]) -> bytes | None:
     Args:
         steps: of each rank, in order.
     Returns:
-        The file, by rank; None where no worker told when it had launched.
+        The file, gzipped, by rank; None where no worker told when it had launched.
     """
     rows: list[Sequence[str]] = [HOST_COLUMNS]
     for rank in sorted(steps):
@@ -153,7 +154,7 @@ def host_csv(steps: Mapping[int, Sequence[StepRecord]]) -> bytes | None:
             rows.append((str(step.num_prefill_seqs), *seconds))
     if not any(row[1] for row in rows[1:]):
         return None
-    return "".join(",".join(row) + "\n" for row in rows).encode()
+    return gzip.compress("".join(",".join(row) + "\n" for row in rows).encode(), mtime=0)
 
 
 def _launch_total_s(before_last: StepRecord, step: StepRecord) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from simmoe.cli import run as cli
 from simmoe.commands.host import host_of, with_host
 from simmoe.commands.validate import simulate_like
 from simmoe.errors import ProfileError
-from simmoe.live.driving.recording import HOST_FILE, host_csv
+from simmoe.live.driving.recording import HOST_FILE, host_csv_gz
 from simmoe.live.engine.steps import StepRecord
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.host_times import LEAST_STEPS, HostTime, on_host
@@ -112,9 +113,9 @@ def loop(launch_s: float, update_s: float, device_s: list[float]) -> list[StepRe
 def test_the_hosts_own_time_is_told_from_its_waiting_for_the_device(device_ms: tuple[float, ...]) -> None:
     launch_s, update_s = 0.003, 0.0005
     device_s = [1e-3 * device_ms[i % len(device_ms)] for i in range(30)]
-    content = host_csv({0: loop(launch_s, update_s, device_s), 1: loop(launch_s, update_s, device_s)})
+    content = host_csv_gz({0: loop(launch_s, update_s, device_s), 1: loop(launch_s, update_s, device_s)})
     assert content is not None
-    rows = [line.split(",") for line in content.decode().splitlines()[1:]]
+    rows = [line.split(",") for line in gzip.decompress(content).decode().splitlines()[1:]]
     assert len(rows) == 60
     for rank in (rows[:30], rows[30:]):
         assert [row[1] for row in rank[:2]] == ["", ""] and rank[-1][2] == ""
@@ -128,9 +129,9 @@ def test_an_idle_engines_wait_for_work_is_not_the_hosts() -> None:
         step._replace(**{name: getattr(step, name) + 0.05 for name in step._fields if name in _TIMES})
         for step in steps[5:]
     ]
-    content = host_csv({0: steps[:5] + later})
+    content = host_csv_gz({0: steps[:5] + later})
     assert content is not None
-    launches = [line.split(",")[1] for line in content.decode().splitlines()[1:]]
+    launches = [line.split(",")[1] for line in gzip.decompress(content).decode().splitlines()[1:]]
     assert launches == ["", "", "0.003000", "0.003000", "0.003000", "", "", "0.003000", "0.003000", "0.003000"]
 
 
@@ -138,7 +139,7 @@ _TIMES = ("schedule_start_s", "schedule_end_s", "output_s", "update_end_s", "dev
 
 
 def test_a_worker_that_does_not_tell_leaves_no_file() -> None:
-    assert host_csv({0: [step._replace(launch_s=None) for step in loop(0.003, 0.0005, [0.004] * 10)]}) is None
+    assert host_csv_gz({0: [step._replace(launch_s=None) for step in loop(0.003, 0.0005, [0.004] * 10)]}) is None
 
 
 @pytest.fixture
@@ -177,7 +178,7 @@ def _host_file(record: RunRecord) -> bytes:
         update_s = UPDATE.base_s + UPDATE.per_seq_s * seqs
         launch_s = share.base_s + share.per_seq_s * seqs - update_s
         lines.append(f"{int(prompt_tokens > 0)},{launch_s:.9f},{update_s:.9f}")
-    return ("\n".join(lines) + "\n").encode()
+    return gzip.compress(("\n".join(lines) + "\n").encode())
 
 
 def test_with_the_host_of_another_run_the_slow_machine_is_simulated_without_error(
@@ -206,10 +207,13 @@ def test_a_record_without_the_hosts_times_is_refused(
 ) -> None:
     other, live = records
     options = ["validate", "--live", str(live), "--profile", PROFILE, "--host-from", str(other)]
-    lines = (other / HOST_FILE).read_text().splitlines()
-    (other / HOST_FILE).write_text("\n".join(lines[:-1]) + "\n")
+    lines = gzip.decompress((other / HOST_FILE).read_bytes()).decode().splitlines()
+    (other / HOST_FILE).write_bytes(gzip.compress(("\n".join(lines[:-1]) + "\n").encode()))
     assert cli([*options, "--out", str(tmp_path / "short")]) == 3
     assert f"is not of the record's {len(lines) - 1} steps" in capsys.readouterr().err
+    (other / HOST_FILE).write_text("no gzip")
+    assert cli([*options, "--out", str(tmp_path / "broken")]) == 3
+    assert "cannot read" in capsys.readouterr().err
     (other / HOST_FILE).unlink()
     assert cli([*options, "--out", str(tmp_path / "none")]) == 3
     assert "keeps no times of its host" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import math
@@ -156,7 +157,7 @@ def test_a_hosts_moments_are_its_times_over_their_mean_and_stalls_are_none(
     for (tokens, decodes), ratio in zip(counts, ratios, strict=True):
         host_s = cost.parts_s(StepShape(tokens, tokens, min(1, tokens), decodes, decodes, 8)).host_s
         lines.append(f"{min(1, tokens)},{0.75 * ratio * host_s:.12f},{0.25 * ratio * host_s:.12f}")
-    files = {HOST_FILE: "\n".join(lines).encode() + b"\n"}
+    files = {HOST_FILE: gzip.compress("\n".join(lines).encode() + b"\n")}
     folder = write_record(tmp_path / "live", replace(live, files=files))
     assert sensitivity.host_ratios(folder, profile) == pytest.approx(np.delete(ratios, 5), rel=1e-6)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -65,11 +67,14 @@ def read_host_times(folder: Path, record: RunRecord) -> list[HostTime]:
     """
     path, steps = folder / HOST_FILE, record.steps
     try:
-        rows = list(csv.DictReader(path.read_text().splitlines()))
-    except OSError:
+        with gzip.open(path, "rt") as file:
+            rows = list(csv.DictReader(file))
+    except FileNotFoundError:
         raise RecordError(
             f"'{folder}' keeps no times of its host ({HOST_FILE}); record a run of 'simmoe live run' on a GPU"
         ) from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise RecordError(f"cannot read '{path}': {error}") from None
     num_steps = 0 if steps is None else len(steps["start_s"])
     if steps is None or len(rows) != num_steps or not set(HOST_COLUMNS) <= set(rows[0] if rows else ()):
         raise RecordError(f"'{path}' is not of the record's {num_steps} steps")
