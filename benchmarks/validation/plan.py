@@ -177,18 +177,18 @@ _KEYED = (
 )
 
 
-def _told_first(runs: tuple[Run, ...], *again: str) -> tuple[Run, ...]:
-    """Return a grid's runs, the loads that most is asked of first, one of them twice before the rest, others after."""
-    online = [run for run in runs if not math.isinf(run.load)]
-    high, low = online[: 2 * len(POLICIES)], online[2 * len(POLICIES) :]
-    offline = [run for run in runs if math.isinf(run.load)]
-    return (*high, *_again(runs, again[0]), *low, *offline, *_again(runs, *again[1:]))
+def _most_telling_first(runs: tuple[Run, ...], *again: str) -> tuple[Run, ...]:
+    """Return a grid's runs, first one of every load and kind that was missed before or decides, one of them twice."""
+    first = _chosen(runs, "k-aware-70", "vllm+k-50", "k-aware-25", "vllm-25", "k-aware-90", "k-aware-offline")
+    second = (*_again(runs, "k-aware-70"), *_chosen(runs, "vllm-90", "vllm+k-70", "vllm-70"))
+    rest = tuple(run for run in runs if run not in first and run not in second)
+    return (*first, *second, *rest, *_again(runs, *again))
 
 
 _OTHERS = _grid(seed=9200)
 _REPEATED = (
     *_front_end(2, seed=7101),
-    *_told_first(_OTHERS, "k-aware-70", "k-aware-25", "vllm+k-50", "k-aware-90", "k-aware-offline"),
+    *_most_telling_first(_OTHERS, "k-aware-25", "vllm+k-50", "k-aware-90", "k-aware-offline"),
     Run("k-aware-90-own", "k-aware", 0.9, 9390, 2, of="k-aware"),
 )
 
@@ -206,7 +206,7 @@ _DEFAULT = _at(
 
 _SECOND_MODEL = (
     *_front_end(2, seed=7301),
-    *_told_first(_grid(seed=9700), "k-aware-70", "vllm+k-50", "k-aware-offline"),
+    *_most_telling_first(_grid(seed=9700), "vllm+k-50", "k-aware-offline"),
 )
 
 _SATURATION = {"vllm": 34.5, "vllm+k": 34.7, "k-aware": 39.4}
