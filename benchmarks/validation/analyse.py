@@ -103,9 +103,10 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
         causes, step_ratios = find_causes(simulated, live, Pairing.of(simulated, live))
         growth = magnification(live, simulated, profile, front_end, believed)
         on_host, _ = simulate_like(live, profile, front_end, believed, host)
+        on_own, _ = simulate_like(live, profile, front_end, believed, host_of(folder / run, profile))
         apart = spread(live, hosted, front_end, believed, ratios)
         cell = _recorded(live, experiment)
-        compared.append(Compared(cell, live, simulated, on_host, causes, step_ratios.overall, growth, apart))
+        compared.append(Compared(cell, live, simulated, on_host, on_own, causes, step_ratios.overall, growth, apart))
     return disagreements(compared)
 
 
@@ -133,20 +134,25 @@ def table(runs: Sequence[Compared]) -> str:
 
 
 def host_table(runs: Sequence[Compared]) -> str:
-    """Return the Markdown table of errors with the host of the machine at hand, and of where live lies among draws."""
-    head = ("run", "mean TTFT", "p99 TTFT", "mean TPOT", "requests/s", "drawn", "live", "executed k drawn", "live")
+    """Return the Markdown table of errors on the host that another run told / on this one's own, and of where live lies
+    among the draws of :func:`sensitivity.spread`."""
+    head = ("run", "mean TTFT", "p99 TTFT", "mean TPOT", "requests/s", "drawn", "live")
     shown = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("request_throughput", "rate"))
     rows = []
     for run in runs:
-        found = {d[:2]: d for d in differences(run.hosted, run.live)}
-        errors = (_marked(run, *what, "-" if math.isnan(e := found[what].error) else f"{e:+.1%}", e) for what in shown)
+        told, own = ({d[:2]: d.error for d in differences(record, run.live)} for record in (run.hosted, run.own_host))
+        errors = (_both(run, *what, told[what], own[what]) for what in shown)
         judged = shown[3] if run.offline else shown[1]
         low, high = run.spread[judged]
-        unit = f"{low:.2f} to {high:.2f}/s" if run.offline else f"{1e3 * low:.1f} to {1e3 * high:.1f} ms"
-        low, high = run.spread["k", "mean"]
-        budgets = f"{low:.1f} to {high:.1f}", f"{executed_k(run.live):.1f}"
-        rows.append((run.cell.name, *errors, unit, _place(run.beyond(*judged)), *budgets))
+        drawn = f"{low:.2f} to {high:.2f}/s" if run.offline else f"{1e3 * low:.1f} to {1e3 * high:.1f} ms"
+        rows.append((run.cell.name, *errors, drawn, _place(run.beyond(*judged))))
     return markdown(head, rows)
+
+
+def _both(run: Compared, metric: str, statistic: str, told: float, own: float) -> str:
+    if math.isnan(told):
+        return "-"
+    return f"{_marked(run, metric, statistic, f'{told:+.1%}', told)} / {own:+.1%}"
 
 
 def _place(beyond: float) -> str:
@@ -237,16 +243,18 @@ def _row(run: Compared) -> dict[str, Any]:
         "ranks": cell.num_ranks,
     }
     row |= {"load": round(cell.load, 3), "requests": cell.requests, "seed": cell.spec.seed}
-    hosted = {d[:2]: d.error for d in differences(run.hosted, run.live)}
+    hosted, own = ({d[:2]: d.error for d in differences(record, run.live)} for record in (run.hosted, run.own_host))
     for difference in differences(run.simulated, run.live):
         if difference.statistic in (*STATISTICS, "rate"):
             name = f"{difference.metric}_{difference.statistic}"
             row |= {f"{name}_simulated": f"{difference.first:.6g}", f"{name}_live": f"{difference.second:.6g}"}
             row[f"{name}_error"] = f"{difference.error:.5f}"
             low, high = run.spread[difference[:2]]
-            row[f"{name}_host_error"] = f"{hosted[difference[:2]]:.5f}"
+            row |= {f"{name}_host_error": f"{hosted[difference[:2]]:.5f}"}
+            row |= {f"{name}_own_host_error": f"{own[difference[:2]]:.5f}"}
             row |= {f"{name}_low": f"{low:.6g}", f"{name}_high": f"{high:.6g}"}
     row |= {"k_simulated": f"{executed_k(run.simulated):.3f}", "k_live": f"{executed_k(run.live):.3f}"}
+    row |= {"k_low": f"{run.spread['k', 'mean'][0]:.3f}", "k_high": f"{run.spread['k', 'mean'][1]:.3f}"}
     row |= {f"{metric}_magnification": f"{value:.3f}" for metric, value in run.magnification.items()}
     row |= {"step_ratio": f"{run.step_ratio:.4f}"}
     row |= {f"ttft_{cause.replace(' ', '_')}_s": f"{run.causes.ttft_s[cause]:.6f}" for cause in CAUSES}

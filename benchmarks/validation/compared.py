@@ -27,7 +27,9 @@ class Compared:
     live: RunRecord
     simulated: RunRecord
     hosted: RunRecord
-    """Simulated with the host of the machine at hand instead of the profile's."""
+    """Simulated with the host of the machine at hand instead of the profile's, as a run told that is not compared."""
+    own_host: RunRecord
+    """Simulated with the host as this very run had it on average: what is left is no matter of how fast it was."""
     causes: Causes
     step_ratio: float
     """How long the live run's steps take over like ones of the simulated run."""

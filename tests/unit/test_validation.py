@@ -172,7 +172,7 @@ def test_how_far_a_live_run_lies_outside_of_the_draws(module: Callable[[str], Mo
     def beyond(low: float, high: float) -> float:
         cell = module("plan").EXPERIMENTS["keyed"].cells({"vllm": 1.0, "vllm+k": 1.0, "k-aware": 1.0})[2]
         spread = {statistic: (low * live_s, high * live_s)}
-        run = compared.Compared(cell, live, simulated, simulated, None, 1.0, {}, spread)
+        run = compared.Compared(cell, live, simulated, simulated, simulated, None, 1.0, {}, spread)
         return float(run.beyond(*statistic))
 
     assert beyond(0.9, 1.1) == 0
