@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from simmoe.live.engine.steps import StepRecord
+from simmoe.profiles.weights import WEIGHTS
 from tests.support.deployment import NOTICED_S, Deployment, Stream, children, completion, deployed, wait_for
 
 pytestmark = [
@@ -136,7 +137,7 @@ def check_live_run(deployment: Deployment, folder: Path) -> None:
     manifest = record.manifest
     assert manifest["policy"]["given"].startswith("tiers+") and manifest["policy"]["given"].endswith("picky.py:Picky")
     assert manifest["profile"]["sha256"] and "--scheduler-cls" in manifest["flags"]
-    assert manifest["target"] == {"url": url, "served_model": "", "model": "model"}
+    assert manifest["target"] == {"url": url, "served_model": "", "model": "model", "weights": WEIGHTS}
     assert {"simmoe", "torch"} <= set(manifest["versions"])
     assert all(cost["num_plans"] > 0 and cost["policy_s"] > 0 for cost in manifest["policy_cost"].values())
     assert manifest["config"]["engine"]["num_gpu_blocks"] > 0 and manifest["config"]["num_ranks"] == 2

@@ -1,0 +1,71 @@
+"""Files begun with other weights are refused before an engine is started for them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simmoe.errors import ProfileError
+from simmoe.live.measure import MeasuredModel, Measuring, measure
+from simmoe.live.measure import run as measure_run
+from simmoe.live.measure.engine import EngineSetup
+from simmoe.live.measure.plan import Plan
+from simmoe.profiles.samples import SampleWriter
+from simmoe.profiles.synthetic import SyntheticEngine
+from simmoe.profiles.weights import REVISION_1, WEIGHTS
+from tests.live.tiny import TINY_OLMOE
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's own, at import
+]
+
+
+class Started(Exception):
+    """An engine would have been started."""
+
+
+@pytest.mark.parametrize(
+    ("samples", "recording", "refused"),
+    [
+        (REVISION_1, None, "s.jsonl"),
+        (None, {"weights": REVISION_1}, "s-recording.jsonl"),
+        (WEIGHTS, {}, "s-recording.jsonl"),  # recorded when there was one revision, which was not named
+        (WEIGHTS, {"weights": WEIGHTS}, None),
+        (None, None, None),
+    ],
+)
+def test_what_was_begun_with_other_weights_is_left_as_it_is(
+    samples: str | None,
+    recording: dict[str, str] | None,
+    refused: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(setup: EngineSetup) -> Any:
+        raise Started
+
+    monkeypatch.setattr(measure_run, "running", start)
+    run = Measuring(
+        MeasuredModel("tiny", TINY_OLMOE), EngineSetup(tmp_path, captured_sizes=()), Plan((8,)), tmp_path / "s.jsonl"
+    )
+    if samples is not None:
+        SampleWriter(run.out, replace(SyntheticEngine().header(), weights=samples)).close()
+    if recording is not None:
+        run.recording_path.write_text(json.dumps({"format": "simmoe-recording", "version": 1, **recording}) + "\n")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    if refused is None:
+        with pytest.raises(Started):
+            measure(run)
+    else:
+        with pytest.raises(ProfileError) as error:
+            measure(run)
+        assert f"{refused}' was begun with the weights '{REVISION_1}', engines now have '{WEIGHTS}'" in str(error.value)
+        assert "\n" not in str(error.value)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
