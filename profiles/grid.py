@@ -28,7 +28,7 @@ class Grid:
     A size up to the largest captured one runs padded to the next captured size, and costs what that does but for the
     share that only real tokens cost. Above the captured sizes, and
     between measured points, the grid is linear; below its first size and first k it is flat. Beyond its last size it
-    goes on at the slope of the last segment, and beyond its last k likewise; those slopes never fall as the other
+    goes on at the mean slope of its last doubling, and beyond its last k likewise; those slopes never fall as the other
     coordinate grows (as for a step bound by arithmetic, whose cost is a product of both), so the grid stays monotone.
 
     Args:
@@ -54,8 +54,8 @@ class Grid:
         self.largest_captured = self.captured[-1] if self.captured else 0
         # columns[j][i] is the seconds at ks[j] and sizes[i].
         self._columns = [[float(row[j]) for row in seconds] for j in range(len(self.ks))]
-        self._size_slopes = list(accumulate((_last_slope(self.sizes, c) for c in self._columns), max))
-        self._k_slopes = list(accumulate((_last_slope(self.ks, row) for row in seconds), max))
+        self._size_slopes = list(accumulate((_slope_beyond(self.sizes, c) for c in self._columns), max))
+        self._k_slopes = list(accumulate((_slope_beyond(self.ks, row) for row in seconds), max))
         self._shares = [interpolated(real_share, size) for size in self.captured]
         self._rows: dict[int, _Row] = {}
         # Sizes in first_size..last_size run at a size within the measured ones.
@@ -96,7 +96,7 @@ class Grid:
         if j == len(ks):
             beyond = k - ks[-1]
             seconds = [s + slope * beyond for s, slope in zip(columns[-1], self._k_slopes, strict=True)]
-            slope_s = self._size_slopes[-1] + _last_slope(self.sizes, self._k_slopes) * beyond
+            slope_s = self._size_slopes[-1] + _slope_beyond(self.sizes, self._k_slopes) * beyond
         elif j == 0 or ks[j] == k:
             seconds, slope_s = columns[j], self._size_slopes[j]
         else:
@@ -132,5 +132,9 @@ def interpolated(rows: Sequence[tuple[int, float]], size: int) -> float:
     return low + (high - low) * ((size - low_size) / (high_size - low_size))
 
 
-def _last_slope(xs: Sequence[int], ys: Sequence[float]) -> float:
-    return (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if len(xs) > 1 else 0.0
+def _slope_beyond(xs: Sequence[int], ys: Sequence[float]) -> float:
+    """Return the mean slope over the last doubling: from one point to the next it would be mostly noise."""
+    if len(xs) == 1:
+        return 0.0
+    i = max(bisect_right(xs, xs[-1] // 2) - 1, 0)
+    return (ys[-1] - ys[i]) / (xs[-1] - xs[i])
