@@ -59,13 +59,18 @@ class Engine:
             self._tell("abort", number)
             raise
 
+    @property
+    def has_gone(self) -> bool:
+        """Whether there is nobody to talk to any more."""
+        return self._writer is None or self._writer.is_closing()
+
     async def drain(self) -> list[StepRecord]:
         """Return the steps since the last call, with the device's times where the worker keeps a clock.
 
         What its policy has cost until then is in ``facts`` as ``policy``.
 
         Raises:
-            LiveError: the engine has gone.
+            LiveError: the engine has gone, or its policy cannot show its state.
         """
         if self.facts["hosts_policy"]:
             self.facts = {**self.facts, "policy": await self.call("policy_stats")}
@@ -105,8 +110,7 @@ class Engine:
             del self._answers[number]
 
     def _tell(self, *message: Any) -> None:
-        assert self._writer is not None
-        if self._writer.is_closing():
+        if self.has_gone or self._writer is None:
             raise LiveError(f"engine {self.rank} has gone")
         self._writer.write(json.dumps(message).encode() + b"\n")
 

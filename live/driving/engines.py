@@ -42,8 +42,8 @@ class LocalEngines:
             LiveError: an engine is not idle, or cannot host it.
         """
         for engine in self._engines[:num_ranks]:
-            options = {"policy": choice.batch_part.text, "profile": self._launch.profile}
-            await engine.call("host_policy", {**options, "num_ranks": num_ranks, "dp_rank": engine.rank})
+            if engine.facts["hosts_policy"]:
+                await engine.call("host_policy", self._launch.policy_options(engine.rank, choice, num_ranks))
         self._route(choice, num_ranks)
 
     async def send(self, life: Life, prompt: list[int], output_tokens: int, k: int) -> None:
@@ -105,11 +105,17 @@ class LocalEngines:
 
 
 async def _drained(engine: Engine) -> list[StepRecord] | None:
-    """Return an engine's steps; None if it has gone, and they with it."""
+    """Return an engine's steps; None if it has gone, and they with it.
+
+    Raises:
+        LiveError: its policy cannot show its state.
+    """
     try:
         return await engine.drain()
     except LiveError:
-        return None
+        if engine.has_gone:
+            return None
+        raise
 
 
 def _publisher(dispatcher: Dispatcher, engine: Engine) -> Callable[[Counts, int], None]:
@@ -142,6 +148,7 @@ async def running_engines(
         local = LocalEngines(engines, launch, prefill_s)
         on_start("warming up")
         await local.warm_up()
+        await local.host(launch.choice, launch.num_ranks)  # anew: what warmed the engines up is none of its business
         yield local
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))

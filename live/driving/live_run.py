@@ -39,6 +39,7 @@ DRAIN_INTERVAL_S = 2.0
 """How often steps are fetched from the engines: what is lost at most if one dies."""
 
 _LAST_FETCH_S = 10.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Host = LocalEngines | Endpoint
 
@@ -66,6 +67,7 @@ class _StepKeeper:
         self.facts: dict[int, dict[str, Any]] = {}
         self.lost: set[int] = set()
         """Ranks that did not give their steps out when they were last asked."""
+        self.why_lost = "the engine has gone"
         self._host = host
 
     async def fetch(self) -> None:
@@ -94,7 +96,7 @@ def run_live(
     seed: int,
     on_progress: Callable[[int, int], None] = lambda sent, done: None,
 ) -> LiveResult:
-    """Replay a workload; SIGINT ends it early, with what was in progress aborted and the rest never sent.
+    """Replay a workload; SIGINT or SIGTERM ends it early, with what was in progress aborted and the rest never sent.
 
     Args:
         workload: what to replay.
@@ -144,7 +146,8 @@ async def run_once(
     before = _policies(keeper.facts)
     vocab_size = next((facts["vocab_size"] for facts in keeper.facts.values()), vocab_size)
     prompts = random_prompts(workload, vocab_size, seed)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    for number in _STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     is_over = asyncio.Event()
     keeping = asyncio.create_task(keeper.keep(is_over))
     gc.collect()
@@ -157,9 +160,11 @@ async def run_once(
         gc.unfreeze()
         keeping.cancel()
         (failure,) = await asyncio.gather(keeping, return_exceptions=True)
-    if failure is not None:  # engines may hang, or what they say not be understood
+    if failure is not None:  # engines may hang, policies not show their state
         keeper.lost = set(keeper.facts)
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        keeper.why_lost = str(failure) or f"no answer within {_LAST_FETCH_S:g} s"
+    for number in _STOP_SIGNALS:
+        asyncio.get_running_loop().remove_signal_handler(number)
     return _result(target, workload, lives, start_s, keeper, before, manifest, stop.is_set())
 
 
@@ -212,6 +217,7 @@ def _result(
         "notes": {
             "reasons": dict(reasons),
             "steps_lost_on_ranks": sorted(keeper.lost),
+            "steps_lost_because": keeper.why_lost if keeper.lost else "",
             "gates_opened": sum(cost["gates_opened"] for cost in asked.values()),
         },
         "clocks": {

@@ -159,16 +159,26 @@ class EngineLaunch:
             arguments.append("--enforce-eager")
         if self.record_steps:
             arguments += ["--worker-cls", "simmoe.live.engine.timed_worker.TimedWorker"]
-        policy: dict[str, Any] = {"policy": self.choice.batch_part.text, "profile": self.profile}
-        policy |= {"num_ranks": self.num_ranks, "dp_rank": rank}
-        if self.decisions:
-            policy["decisions"] = str(Path(self.decisions) / f"decisions-rank{rank}.jsonl")
+        policy = self.policy_options(rank, self.choice, self.num_ranks)
         arguments += ["--additional-config", json.dumps({CONFIG_KEY: budgets, POLICY_KEY: policy})]
         if self.max_num_seqs is not None:
             arguments += ["--max-num-seqs", str(self.max_num_seqs)]
         if self.max_num_batched_tokens is not None:
             arguments += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
         return [*arguments, *self.further]
+
+    def policy_options(self, rank: int, choice: PolicyChoice, num_ranks: int) -> dict[str, Any]:
+        """Return how one engine is to host the batch part of a policy, as ``PolicyOptions`` are given.
+
+        Args:
+            rank: the engine.
+            choice: the policy.
+            num_ranks: engines that serve under it.
+        """
+        options = {"policy": choice.batch_part.text, "profile": self.profile, "num_ranks": num_ranks, "dp_rank": rank}
+        if self.decisions:
+            options["decisions"] = str(Path(self.decisions) / f"decisions-rank{rank}.jsonl")
+        return options
 
     def command(self, rank: int, uds: str) -> list[str]:
         """Return the command that starts one engine's server, to listen on a Unix socket."""

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simmoe.errors import LiveError
-from simmoe.live.driving.engines import LocalEngines
+from simmoe.live.driving.engines import LocalEngines, running_engines
 from simmoe.live.driving.lag import MEAN_SHARE, P99_SHARE, judge_lag
 from simmoe.live.driving.life import Life
 from simmoe.live.driving.live_run import LiveResult, run_once
@@ -111,15 +111,19 @@ def test_a_stop_aborts_what_runs_and_sends_no_more(num_before: int, num_after: i
     assert statuses == ["aborted"] * (num_before + 1) + ["queued"] * num_after
 
 
-FACTS = {"vocab_size": 50, "k_max": 8, "max_num_seqs": 8, "max_num_batched_tokens": 64, "enable_chunked_prefill": True}
+FACTS: dict[str, Any] = {
+    "vocab_size": 50, "k_max": 8, "max_num_seqs": 8, "max_num_batched_tokens": 64, "enable_chunked_prefill": True,
+    "hosts_policy": True,
+}  # fmt: skip
 
 
 class Engine:
     """An engine that serves one request at once, and hands its steps out when asked, which takes some time."""
 
-    def __init__(self, rank: int, *, has_gone: bool = False) -> None:
-        self.rank, self.has_gone = rank, has_gone
-        self.facts: dict[str, Any] = FACTS
+    def __init__(self, rank: int) -> None:
+        self.rank, self.has_gone = rank, False
+        self.facts = FACTS
+        self.calls: list[Any] = []
         self.num_sent = 0
         self.on_counts: Any = None
         self.num_steps = 0
@@ -133,6 +137,12 @@ class Engine:
         self.handing_out.set()
         await asyncio.sleep(0.05)
         return steps
+
+    async def stop(self) -> None:
+        pass
+
+    async def call(self, *call: Any) -> None:
+        self.calls.append(call)
 
     def step(self) -> None:
         now_s = time.monotonic()
@@ -171,6 +181,33 @@ def test_every_step_is_in_the_record_however_the_run_ends(
     assert engine.num_steps == 20
     assert [step.step for step in result.steps[0]] == list(range(20))
     assert result.record.manifest["notes"]["steps_lost_on_ranks"] == [1]
+
+
+def test_engines_that_were_warmed_up_host_the_policy_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has seen nothing but the run, as in the simulator; so has its recording."""
+    launch = EngineLaunch(model=Path("model"), choice=parse_policy("tiers"), k_max=8, num_ranks=2, decisions="out")
+    made = [Engine(0), Engine(1)]
+
+    async def start(launch: EngineLaunch, engines: list[Any]) -> None:
+        engines += made
+
+    async def warm_up(local: LocalEngines) -> None:
+        assert not any(engine.calls for engine in made)
+
+    monkeypatch.setattr("simmoe.live.driving.engines._start_all", start)
+    monkeypatch.setattr(LocalEngines, "warm_up", warm_up)
+
+    async def run() -> None:
+        async with running_engines(launch, lambda n, k: 0.0):
+            for engine in made:
+                ((method, options),) = engine.calls
+                assert method == "host_policy"
+                assert options == {
+                    "policy": "tiers", "profile": "", "num_ranks": 2, "dp_rank": engine.rank,
+                    "decisions": f"out/decisions-rank{engine.rank}.jsonl",
+                }  # fmt: skip
+
+    asyncio.run(run())
 
 
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(3, 1000))
@@ -305,7 +342,8 @@ def test_a_late_sender_does_not_report_ttft(tmp_path: Path) -> None:
 
 
 @needs_server
-def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_keeps_what_there_is(tmp_path: Path, number: signal.Signals) -> None:
     with (
         stub("--gap-s", "60") as (_, url),
         live_run(tmp_path, "--url", url, "--rate", "10", *URL_OPTIONS) as (process, out),
@@ -313,7 +351,7 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
         assert process.stderr is not None
         told = wait_for(lambda: next((line for line in process.stderr or () if " sent, " in line), ""), "it sends")
         assert "of 300 sent" in told
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     record = read_record(out)
@@ -348,6 +386,11 @@ def test_a_server_that_dies_leaves_failures(tmp_path: Path) -> None:
     [
         ((), 2, "give --model DIR"),
         (("--url", "http://127.0.0.1:9", "--policy", "lanes"), 2, "--policy is for engines started here"),
+        (("--url", "http://127.0.0.1:9", "--replicas", "2"), 2, "--replicas is for engines started here"),
+        (("--url", "http://127.0.0.1:9", "--graphs", "none"), 2, "--graphs is for engines started here"),
+        (("--url", "http://127.0.0.1:9", "--", "--dtype", "float32"), 2, "'--dtype' is for engines started here"),
+        (("--model", "/nowhere", "--k-max", "3"), 2, "--k-max is for an endpoint"),
+        (("--url", "http://127.0.0.1:9", "--vocab-size", "2"), 2, "2 is not in the range x>=3"),
         (("--url", "ftp://x"), 2, "is no URL of a server"),
         (("--url", "http://127.0.0.1:9"), 8, "nobody answers at http://127.0.0.1:9"),
         (("--model", "/nowhere"), (2, 6), ""),

@@ -18,6 +18,7 @@ from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.commands.run_summary import format_summary
 from simmoe.commands.serve import check_default_k, require_server_packages
+from simmoe.commands.without_effect import refuse_given
 from simmoe.commands.workload_options import spec_from_options, workload_options
 from simmoe.errors import LiveError, UsageError
 from simmoe.policies.registry import parse_policy
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 #: Lines of the summary that only steps can tell.
 _FROM_STEPS = ("budget k", "busy", "KV")
 
+#: Options that say how engines are started.
+ENGINE_OPTIONS = (
+    "replicas", "policy", "graphs", "max_num_seqs", "max_num_batched_tokens", "default_k", "record_decisions",
+)  # fmt: skip
+_ENDPOINT_OPTIONS = ("served_model", "api_key", "vocab_size", "k_max")
+
 
 @click.group()
 def live() -> None:
@@ -45,7 +52,13 @@ def live() -> None:
 @click.option("--url", metavar="URL", help="An OpenAI endpoint, instead of --model: 'simmoe serve', vLLM.")
 @click.option("--served-model", default="", metavar="NAME", help="Model name at --url.  [default: its first]")
 @click.option("--api-key", default="", metavar="KEY", help="For --url; or VLLM_API_KEY.")
-@click.option("--vocab-size", type=int, default=32000, show_default=True, help="Where the endpoint does not tell.")
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(min=3),
+    default=32000,
+    show_default=True,
+    help="Where the endpoint does not tell.",
+)
 @click.option("--k-max", type=click.IntRange(min=1), help="Largest budget of the workload with --url.  [default: 32]")
 @click.option("--policy", metavar="POLICY", help="With --model.  [default: fifo+queue-aware]")
 @click.option("--profile", default=DEFAULT_PROFILE, show_default=True, help="Step-cost profile T(n, k) comes from.")
@@ -91,7 +104,11 @@ def run(
     if bool(model) == bool(url):
         raise UsageError("give --model DIR to start engines, or --url URL of an endpoint")
     if url:
-        _refuse_engine_options(vllm_arguments, policy=policy, default_k=default_k, record_decisions=record_decisions)
+        refuse_given(ENGINE_OPTIONS, "is for engines started here; give --model instead of --url")
+        if vllm_arguments:
+            raise UsageError(f"'{vllm_arguments[0]}' is for engines started here; give --model instead of --url")
+    else:
+        refuse_given(_ENDPOINT_OPTIONS, "is for an endpoint; give --url instead of --model")
     if record_decisions and not out:
         raise UsageError("--record-decisions needs --out")
     require_server_packages(needs_vllm=model is not None)
@@ -176,17 +193,11 @@ def _report(title: str, result: LiveResult, slo: Any) -> None:
     click.echo(f"send lag    {1e3 * lag.mean_s:.3f} ms mean, {1e3 * lag.p99_s:.3f} p99, {1e3 * lag.max_s:.3f} most")
     for reason, count in result.reasons.items():
         click.echo(f"note: {count} {reason}", err=True)
-    if lost := record.manifest["notes"]["steps_lost_on_ranks"]:
-        click.echo(f"note: the last steps of rank {', '.join(map(str, lost))} are lost", err=True)
+    notes = record.manifest["notes"]
+    if lost := notes["steps_lost_on_ranks"]:
+        why = notes["steps_lost_because"]
+        click.echo(f"note: the last steps of rank {', '.join(map(str, lost))} are lost: {why}", err=True)
     if result.is_interrupted:
         raise KeyboardInterrupt
     if lag.refusal:
         raise LiveError(f"TTFT is not reported: {lag.refusal}; send from a machine with more time to spare")
-
-
-def _refuse_engine_options(vllm_arguments: Sequence[str], **given: Any) -> None:
-    for name, value in given.items():
-        if value not in (None, False):
-            raise UsageError(f"--{name.replace('_', '-')} is for engines started here; give --model instead of --url")
-    if vllm_arguments:
-        raise UsageError(f"'{vllm_arguments[0]}' is for engines started here; give --model instead of --url")

@@ -13,10 +13,15 @@ from pathlib import Path
 import click
 
 from simmoe.commands.evidence import save_evidence
+from simmoe.commands.without_effect import refuse_given
 from simmoe.errors import MissingDependency, PolicyError, UsageError
 from simmoe.live.engine.versions import check_vllm
 from simmoe.policies.registry import PolicyChoice, parse_parts, parse_policy
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
+
+_ENGINE_OPTIONS = (
+    "replicas", "default_k", "graphs", "max_num_seqs", "max_num_batched_tokens", "record_steps", "log_dir",
+)  # fmt: skip
 
 LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
 
@@ -84,9 +89,12 @@ def serve(
     """
     if bool(model) == bool(urls):
         raise UsageError("give --model DIR for engines started here, or --url URL for engines that run elsewhere")
-    if urls and (vllm_arguments or default_k is not None):
-        what = "--default-k" if default_k is not None else f"'{vllm_arguments[0]}'"
-        raise UsageError(f"{what} is for engines started here; those at --url have their own")
+    if urls:
+        refuse_given(_ENGINE_OPTIONS, "is for engines started here; those at --url have their own")
+        if vllm_arguments:
+            raise UsageError(f"'{vllm_arguments[0]}' is for engines started here; those at --url have their own")
+    else:
+        refuse_given(("k_max",), "is for engines at --url; those started here take what their model does")
     if not math.isfinite(drain_timeout_s):
         raise UsageError(f"--drain-timeout-s is {drain_timeout_s}; give seconds")
     if twice := next((url for url, count in Counter(urls).items() if count > 1), None):
