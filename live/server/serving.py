@@ -177,8 +177,12 @@ def _make_router(serving: Serving, replicas: Sequence[Replica]) -> Router:
         _log_change(replica, why)
         if replica.state == "down":
             router.metrics.deaths.labels(replica.rank).inc()
-        up = [other.rank for other in replicas if other.state == "up"]
-        slow = [other.rank for other in replicas if other.state == "unresponsive"]
+        if replica.state == "up" and not _takes(replica, k_max):
+            told = replica.facts["k_max"]
+            log.error("replica %d gets no requests: its largest budget is %d, not %d", replica.rank, told, k_max)
+        fit = [other for other in replicas if _takes(other, k_max)]
+        up = [other.rank for other in fit if other.state == "up"]
+        slow = [other.rank for other in fit if other.state == "unresponsive"]
         dispatcher.set_up(up or slow)  # an engine that may be hung is better than none
         if dispatcher.fallback_reason:
             log.warning("least 4 W + R routes until more replicas are up: %s", dispatcher.fallback_reason)
@@ -188,6 +192,11 @@ def _make_router(serving: Serving, replicas: Sequence[Replica]) -> Router:
         replica.on_change = on_change
     dispatcher.set_up([replica.rank for replica in replicas if replica.state == "up"])
     return router
+
+
+def _takes(replica: Replica, k_max: int) -> bool:
+    """Return whether an engine serves a model of this largest budget: another may come back at the same address."""
+    return bool(replica.facts.get("k_max", k_max) == k_max)
 
 
 def _agreed_k_max(serving: Serving, replicas: Sequence[Replica]) -> int:

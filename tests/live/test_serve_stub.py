@@ -482,6 +482,28 @@ def engines_elsewhere(
             engine.stdout.close()
 
 
+def test_an_engine_that_comes_back_with_another_model_gets_no_requests(tmp_path: Path) -> None:
+    with engines_elsewhere(tmp_path, "round-robin") as (engines, deployment):
+        port = str(re.findall(r"http://127\.0\.0\.1:(\d+)", deployment.log.read_text())[0])
+        engines[0].kill()
+        wait_for(lambda: deployment.states()["0"] == "down", "it is lost")
+        command = [sys.executable, "-m", "tests.support.stub_engine", "--port", port, "--k-max", "4"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as other:
+            try:
+                wait_for(lambda: "its largest budget is 4, not 8" in deployment.log.read_text(), "it is looked at")
+                assert {deployment.complete()[2]["x-simmoe-rank"] for _ in range(4)} == {"1"}
+                assert deployment.metric("simmoe_replica_up", rank="0") == 0
+            finally:
+                other.kill()
+
+
+def test_an_empty_key_is_none(tmp_path: Path) -> None:
+    """The value of a variable that is not set is no password."""
+    command = [sys.executable, "-m", "simmoe", "serve", "--url", "http://127.0.0.1:1", "--api-key", ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, "--api-key is empty" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("flags", [(), ("--plain",)], ids=["simmoe's", "vLLM's"])
 def test_engines_elsewhere_are_watched_too(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with engines_elsewhere(tmp_path, "lanes", *flags) as (engines, deployment):

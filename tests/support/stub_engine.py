@@ -1,10 +1,9 @@
 """A stand-in for an engine's server: it answers completions as vLLM does, with tokens that come when asked for.
 
-``python -m tests.support.stub_engine [--uds PATH | --port N] [--plain] [--gap-s S]``. A request's ``stub`` object
-scripts its answer: ``first_s`` and ``gap_s`` (when tokens come), ``hold`` (until a file of that name exists, no token
-from number ``hold_at`` on comes; 0 if not given),
-``die_after`` (kill this process after so many), ``error`` (answer with that status), ``stamp`` (each token tells when
-it left).
+``python -m tests.support.stub_engine [--uds PATH | --port N] [--plain] [--gap-s S] [--k-max K]``. A request's ``stub``
+object scripts its answer: ``first_s`` and ``gap_s`` (when tokens come), ``hold`` (until a file of that name exists, no
+token from number ``hold_at`` on comes; 0 if not given), ``die_after`` (kill this process after so many), ``error``
+(answer with that status), ``stamp`` (each token tells when it left).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import uvloop
 
 from simmoe.live.server.client import ClientConnection, Listener, Request, error_body
 
-FACTS = {
+FACTS: dict[str, Any] = {
     "healthy": True, "k_max": 8, "default_k": 8, "max_num_seqs": 64, "max_num_batched_tokens": 1024,
     "enable_chunked_prefill": True, "enable_prefix_caching": False, "async_scheduling": False, "block_size": 16,
     "num_gpu_blocks": 1000, "vocab_size": 512, "max_model_len": 512,
@@ -32,8 +31,9 @@ FACTS = {
 class StubEngine(Listener):
     """One stub; keeps what it was asked, in order, as the answer to ``GET /stub/seen``."""
 
-    def __init__(self, *, has_state: bool, gap_s: float = 0.0) -> None:
+    def __init__(self, *, has_state: bool, gap_s: float = 0.0, k_max: int = FACTS["k_max"]) -> None:
         self.has_state = has_state
+        self.k_max = k_max
         self.gap_s = gap_s
         """Between tokens, where a request does not say."""
         self.running = 0
@@ -50,7 +50,7 @@ class StubEngine(Listener):
             task.add_done_callback(self._tasks.discard)
         elif request.path == "/simmoe/state" and self.has_state:
             counts = {"num_waiting": 0, "num_running": self.running, "kv_used": 0.0}
-            client.respond(200, {**FACTS, **counts, "monotonic_s": time.monotonic()})
+            client.respond(200, {**FACTS, **counts, "k_max": self.k_max, "monotonic_s": time.monotonic()})
         elif request.path == "/health":
             client.respond(200, b"")
         elif request.path == "/metrics":
@@ -123,7 +123,7 @@ class StubEngine(Listener):
 async def serve(args: argparse.Namespace) -> None:
     """Listen until killed; print the port."""
     loop = asyncio.get_running_loop()
-    stub = StubEngine(has_state=not args.plain, gap_s=args.gap_s)
+    stub = StubEngine(has_state=not args.plain, gap_s=args.gap_s, k_max=args.k_max)
     if args.uds:
         server = await loop.create_unix_server(stub.connection, args.uds, backlog=2048)
     else:
@@ -141,4 +141,5 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--plain", action="store_true", help="without simmoe's own endpoint")
     parser.add_argument("--gap-s", type=float, default=0.0)
+    parser.add_argument("--k-max", type=int, default=FACTS["k_max"])
     uvloop.run(serve(parser.parse_args()))

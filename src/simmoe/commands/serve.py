@@ -99,6 +99,8 @@ def serve(
         raise UsageError(f"--drain-timeout-s is {drain_timeout_s}; give seconds")
     if twice := next((url for url, count in Counter(urls).items() if count > 1), None):
         raise UsageError(f"--url {twice} is given twice; an engine is one replica")
+    if "" in api_keys:
+        raise UsageError("--api-key is empty; leave it out to ask for none")
     choice = parse_policy(policy)
     if urls and any(part.kind == "batch" for part in parse_parts(policy)):
         raise UsageError(f"'{choice.batch_name}' is a batch policy, which engines at --url have of their own")
