@@ -2,7 +2,8 @@
 
 Steps with prompt tokens and decode-only steps are judged apart, and of each those that replayed captured graphs apart
 from those whose kernels the host launched one by one. The limits hold for captured sizes. Above them the host's own
-time varies from run to run, so there the larger of limit and that spread holds.
+time varies from run to run, so there the larger of limit and that spread holds. Where the loop of the recorded engine
+was clocked, the same steps are predicted with what the host took for each as well: what is off then is not the host.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gzip
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.recorded_steps import is_recording, read_recorded_loads
+from simmoe.profiles.loop import paces
+from simmoe.profiles.recorded_steps import RecordedStep, is_recording, read_recording
 from simmoe.profiles.residuals import Predictor
-from simmoe.profiles.samples import Sample
-from simmoe.profiles.shape import StepShape
+from simmoe.profiles.shape import StepParts, StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import StepTable
 from simmoe.profiles.weights import are_others, weights_of
@@ -91,6 +92,17 @@ class Errors:
         ]
 
 
+class Clocked(NamedTuple):
+    """A recorded step whose host was clocked."""
+
+    predicted_s: float
+    """With the host's own times, of this step and those before it, in place of the table's."""
+    host_s: float
+    """What the host took to launch it and to take it in."""
+    table_host_s: float
+    """The table's share."""
+
+
 class CheckedStep(NamedTuple):
     """One recorded step."""
 
@@ -106,6 +118,8 @@ class CheckedStep(NamedTuple):
     measured_s: float
     load: str = ""
     """The recording it is of, such as a burst or Poisson arrivals."""
+    clocked: Clocked | None = None
+    """Where the recording has the host's times."""
 
     @property
     def size_rank(self) -> int:
@@ -144,6 +158,9 @@ class Checked(NamedTuple):
 def checked_steps(table: StepTable, paths: Iterable[str | os.PathLike[str]]) -> Checked:
     """Return every step of the recordings that followed another without a pause, with the time a table gives it.
 
+    Steps that follow one another are composed as the engine's loop does (:mod:`simmoe.profiles.loop`), from nothing but
+    their shapes.
+
     Args:
         table: a table of the engine that was recorded.
         paths: recordings.
@@ -158,14 +175,13 @@ def checked_steps(table: StepTable, paths: Iterable[str | os.PathLike[str]]) -> 
             raise ProfileError(f"the recording '{os.fspath(path)}' is named twice")
         seen.add(Path(path).resolve())
         header = _header(table, path)
-        samples = read_recorded_loads(path, table.captured_sizes)
-        if not any(sample.held_out for _, sample in samples):
-            what = "that was kept out of the fit" if samples else "that followed another without a pause"
+        recorded = read_recording(path, table.captured_sizes)
+        if not any(step.follows and step.sample.held_out for step in recorded):
+            followed = any(step.follows for step in recorded)
+            what = "that was kept out of the fit" if followed else "that followed another without a pause"
             raise ProfileError(f"'{os.fspath(path)}' holds no step {what}; a table is checked on steps it never saw")
-        of = _classifier(table, bool(header.get("async_scheduling", True)))
-        for load, sample in samples:
-            step = of(replace(sample, k=sample.k * table.k_granularity))._replace(load=load)
-            (checked.steps if sample.held_out else checked.calibration).append(step)
+        for step, held_out in _predicted(table, recorded, bool(header.get("async_scheduling", True))):
+            (checked.steps if held_out else checked.calibration).append(step)
     return checked
 
 
@@ -239,7 +255,46 @@ def _decode_s(cost: ProfileStepCost) -> Callable[[int, int], float]:
     return lambda size, k: cost.step_s(StepShape(num_decode_seqs=size, decode_kv_tokens=size, k_exec=k))
 
 
-def _classifier(table: StepTable, async_scheduling: bool) -> Callable[[Sample], CheckedStep]:
+def _predicted(
+    table: StepTable, recorded: Sequence[RecordedStep], async_scheduling: bool
+) -> Iterator[tuple[CheckedStep, bool]]:
+    """Yield the steps that follow another, each with whether it was kept out of the fit."""
+    cost = ProfileStepCost(Surfaces.of(table), async_scheduling)
+    shapes = [r.sample.shape._replace(k_exec=r.sample.k * table.k_granularity) for r in recorded]
+    parts = [cost.parts_s(shape) for shape in shapes]
+    follows = [r.follows for r in recorded]
+    predicted = [p.device_s for p in parts]
+    clocked: list[Clocked | None] = [None] * len(parts)
+    if async_scheduling:
+        predicted = list(paces(zip(follows, parts, strict=True)))
+        own = [_by_clock(r, p) for r, p in zip(recorded, parts, strict=True)]
+        known = list(paces((f, o or p) for f, o, p in zip(follows, own, parts, strict=True)))
+        clocked = [Clocked(s, o.host_s, p.host_s) if o else None for s, o, p in zip(known, own, parts, strict=True)]
+    part = _classifier(table, async_scheduling)
+    for r, shape, predicted_s, known_host in zip(recorded, shapes, predicted, clocked, strict=True):
+        if r.follows:
+            kind = DECODE_ONLY if r.sample.kind == "decode" else WITH_PROMPTS
+            launch = "captured" if r.sample.mode == "graphs" else "eager"
+            mostly = part(shape, predicted_s)
+            measured_s = r.sample.median_s
+            yield (
+                CheckedStep(
+                    kind, launch, shape.num_tokens, shape.k_exec, mostly, predicted_s, measured_s, r.load, known_host
+                ),
+                r.sample.held_out,
+            )
+
+
+def _by_clock(step: RecordedStep, parts: StepParts) -> StepParts | None:
+    """Return a step's parts with what the host took for it; None where that was not clocked."""
+    if step.launch_s is None:
+        return None
+    update_s = parts.update_s if step.update_s is None else step.update_s
+    return StepParts(parts.device_s, step.launch_s + update_s, update_s)
+
+
+def _classifier(table: StepTable, async_scheduling: bool) -> Callable[[StepShape, float], str]:
+    """Return what says of a shape and the seconds predicted for it what most of them are."""
     predictor = Predictor(table, async_scheduling)
     attention_free = replace(
         table,
@@ -248,23 +303,13 @@ def _classifier(table: StepTable, async_scheduling: bool) -> Callable[[Sample], 
     )
     grids = Predictor(attention_free, async_scheduling)
 
-    def checked(sample: Sample) -> CheckedStep:
-        shape = sample.shape
-        predicted_s, device_s = predictor.step_s(shape), predictor.device_s(shape)
-        part = "attention" if 2 * grids.device_s(shape) < device_s else "grid"
+    def part(shape: StepShape, predicted_s: float) -> str:
+        device_s = predictor.device_s(shape)
         if (predicted_s > device_s) if async_scheduling else (predicted_s > 2 * device_s):
-            part = "host"
-        return CheckedStep(
-            DECODE_ONLY if sample.kind == "decode" else WITH_PROMPTS,
-            "captured" if sample.mode == "graphs" else "eager",
-            shape.num_tokens,
-            shape.k_exec,
-            part,
-            predicted_s,
-            sample.median_s,
-        )
+            return "host"
+        return "attention" if 2 * grids.device_s(shape) < device_s else "grid"
 
-    return checked
+    return part
 
 
 def _header(table: StepTable, path: str | os.PathLike[str]) -> dict[str, Any]:

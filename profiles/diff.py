@@ -103,6 +103,10 @@ def _terms(table: StepTable) -> Iterator[tuple[str, float]]:
         if path in table.host:
             for name, value in table.host[path]._asdict().items():
                 yield f"host {path} {name}", value
+    if table.mixed_host:
+        yield "mixed_host above_tokens", table.mixed_host.above_tokens
+        for name, value in table.mixed_host.share._asdict().items():
+            yield f"mixed_host {name}", value
     if any(table.update):
         for name, value in table.update._asdict().items():
             yield f"update {name}", value

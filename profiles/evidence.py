@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from simmoe.profiles.recorded_steps import RecordedStep
 from simmoe.profiles.regression import fit_cells
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.table import PATHS, HostShare
@@ -69,6 +71,31 @@ def device_bound(
         return s.median_s > DEVICE_BOUND * min(own_s, LAUNCH_WAITED * share_s)
 
     return [(s, bound(place, s)) for place, s in steps]
+
+
+def served_bound(
+    recorded: Sequence[RecordedStep], clock: Mapping[str, HostShare], captured: Sequence[int]
+) -> list[tuple[Sample, bool]]:
+    """Return the steps of a served load that followed another, each with whether it was surely bound by the device.
+
+    The clocks of the loop and the device tell; where they were not recorded, how long the step took does, against what
+    the worker took to launch it.
+
+    Args:
+        recorded: steps in their order.
+        clock: the host clock's share by launch path.
+        captured: sizes graphs were captured at, ascending.
+    """
+    rows = []
+    for step in recorded:
+        if step.follows:
+            rows.append(step.sample)
+            if step.worker_launch_s:
+                launch_s = step.worker_launch_s
+                rows.append(replace(step.sample, clock="host", median_s=launch_s, p10_s=launch_s, p90_s=launch_s))
+    told = [step.device_bound for step in recorded if step.follows]
+    by_pace = device_bound(rows, clock, captured)
+    return [(s, bound if known is None else known) for (s, bound), known in zip(by_pace, told, strict=True)]
 
 
 def gather(

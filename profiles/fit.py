@@ -10,14 +10,14 @@ the host is not always equally fast, so a step may have taken longer than its de
    rows alone give it. Where noise turned the grid round, it is projected back.
 3. What decoding sequences add to a step with prompt tokens, and then the host's share by launch path, are what best
    explains the steps (least absolute error). The host has more to do while it serves than between measured points, so a
-   calibration recording's steps take part in its share, and in nothing else.
+   calibration recording's steps take part.
 
 Without step-clock samples, the device clock's take their place. Samples marked ``held_out`` take no part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -29,17 +29,16 @@ from simmoe.profiles.evidence import (
     device_bound,
     gather,
     host_clock,
-    launch_path,
     left_graphs_aside,
     not_held_up,
-    num_seqs,
+    served_bound,
 )
-from simmoe.profiles.recorded_steps import Update
-from simmoe.profiles.regression import FloatArray, least_absolute, least_absolute_terms
-from simmoe.profiles.residuals import Predictor, Residual, residuals
+from simmoe.profiles.host_shares import APART_ABOVE, update_share, with_host_shares
+from simmoe.profiles.recorded_steps import RecordedStep
+from simmoe.profiles.residuals import Residual, recorded_residuals, residuals
 from simmoe.profiles.samples import Sample, SampleHeader
 from simmoe.profiles.serving_terms import with_decode_share, with_prefill_terms, with_serving_contexts
-from simmoe.profiles.table import NO_SHARE, PATHS, Attention, HostShare, StepTable
+from simmoe.profiles.table import PATHS, Attention, HostShare, StepTable
 
 Run = tuple[SampleHeader, Sequence[Sample]]
 
@@ -63,8 +62,7 @@ def fit_table(
     name: str,
     status: str,
     summary: str,
-    recorded: Sequence[Sample] = (),
-    updates: Sequence[Update] = (),
+    recorded: Sequence[RecordedStep] = (),
 ) -> StepTable:
     """Fit one table to the samples of one engine; its budgets are in sub-expert units.
 
@@ -74,14 +72,14 @@ def fit_table(
         status: one of table.STATUSES.
         summary: one line on model, card and execution mode.
         recorded: steps of real runs of the same engine, asynchronously scheduled. The table is checked on them; those
-            not held out tell the host's share while it serves.
-        updates: how long the host took to take in steps of those runs.
+            not held out tell the host's share while it serves, and what mixed steps cost.
     Raises:
         ProfileError: runs of different engines, or no points of a kind that is needed.
     """
     header = _shared_header(runs)
     runs = [(head, [replace(s, k=s.k * head.k_granularity) for s in samples]) for head, samples in runs]
-    recorded = [replace(s, k=s.k * header.k_granularity) for s in recorded]
+    recorded = [r._replace(sample=replace(r.sample, k=r.sample.k * header.k_granularity)) for r in recorded]
+    calibrating = [r for r in recorded if not r.sample.held_out]
     captured = tuple(header.captured_sizes)
     used = [(head, sample) for head, samples in runs for sample in samples if not sample.held_out]
     if not any(head.async_scheduling for head, _ in runs):
@@ -136,7 +134,7 @@ def fit_table(
         host={path: HostShare(0.0, 0.0) for path in paths},
         provenance={},
     )
-    calibration = device_bound([sample for sample in recorded if not sample.held_out], clock, captured)
+    calibration = served_bound(calibrating, clock, captured)
     serving = [sample for sample, _ in calibration]
     serving_bound = [sample for sample, by_device in calibration if by_device]
     served = [s for s in serving_bound if s.kind == "decode"]
@@ -144,8 +142,9 @@ def fit_table(
     table = with_decode_share(table, [*decodes.sure, *served])
     mixed = [s for s in serving_bound if s.kind == "mixed"]
     table = with_prefill_terms(table, prefills.sure, not_held_up(of("mixed")), mixed)
-    table = replace(table, host=_host_shares(table, [*steps, *serving], clock))
-    table = replace(table, update=_update_share(updates))
+    apart_above = APART_ABOVE.get(header.kernels.get("attention", ""))
+    table = with_host_shares(table, [*steps, *serving], clock, calibrating, apart_above)
+    table = replace(table, update=update_share(calibrating))
     facts = {
         "steps": len(steps),
         "calibration_steps": len(serving),
@@ -156,7 +155,7 @@ def fit_table(
     return replace(table, provenance={"runs": [asdict(head) for head, _ in runs], "fit": facts})
 
 
-def _checks(table: StepTable, runs: Sequence[Run], recorded: Sequence[Sample]) -> list[Residual]:
+def _checks(table: StepTable, runs: Sequence[Run], recorded: Sequence[RecordedStep]) -> list[Residual]:
     rows: list[Residual] = []
     for header, samples in runs:
         scheduling = header.async_scheduling
@@ -169,8 +168,7 @@ def _checks(table: StepTable, runs: Sequence[Run], recorded: Sequence[Sample]) -
         eager = [sample for sample in samples if left_graphs_aside(sample, table.captured_sizes)]
         source = f"fitted, without graphs{note}"
         rows += residuals(table.without_graphs(), eager, async_scheduling=scheduling, source=source)
-    held_out = [sample for sample in recorded if sample.held_out]
-    return rows + residuals(table, held_out, async_scheduling=True, source="recorded")
+    return rows + recorded_residuals(table, recorded, source="recorded")
 
 
 def _shared_header(runs: Sequence[Run]) -> SampleHeader:
@@ -187,42 +185,3 @@ def _shared_header(runs: Sequence[Run]) -> SampleHeader:
         if len({bool(head.engine_flags.get("enable_expert_parallel")) for head in (first, header)}) > 1:
             raise ProfileError("sample files disagree on enable_expert_parallel; fit one engine at a time")
     return first
-
-
-def _update_share(updates: Sequence[Update]) -> HostShare:
-    if not updates:
-        return NO_SHARE
-    columns = [[1.0, update.num_seqs] for update in updates]
-    seconds = [update.seconds for update in updates]
-    return HostShare(*least_absolute_terms(columns, np.zeros(len(updates)), seconds, [None, None]).tolist())
-
-
-def _host_shares(table: StepTable, steps: Sequence[Sample], clock: Mapping[str, HostShare]) -> dict[str, HostShare]:
-    """Return each launch path's share; a path never measured has that of the path before.
-
-    A sequence takes the host as long however a step's kernels are launched: decode-only steps tell, where most of the
-    sequences are and the host is seldom hidden.
-    """
-    hostless = Predictor(table, async_scheduling=True)
-    shares: dict[str, HostShare] = {}
-    before = HostShare(0.0, 0.0)
-    for path in table.host:
-        mine = [s for s in steps if launch_path(s, table.captured_sizes) == path]
-        if mine:
-            device = np.array([hostless.device_s(s.shape) for s in mine])
-            seqs = np.array([num_seqs(s) for s in mine], dtype=np.float64)
-            measured = np.array([s.median_s for s in mine])
-
-            known = before.per_seq_s
-
-            def predicted(
-                share: FloatArray, device: FloatArray = device, seqs: FloatArray = seqs, known: float = known
-            ) -> FloatArray:
-                steps: FloatArray = np.maximum(device, share[0] + (known or share[-1]) * seqs)
-                return steps
-
-            start = np.maximum(clock[path][: 1 if known else 2], 1e-6)
-            found = least_absolute(predicted, measured, start).tolist()
-            before = HostShare(max(found[0], before.base_s), known or found[1])
-        shares[path] = before
-    return shares

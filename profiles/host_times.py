@@ -16,7 +16,10 @@ import numpy as np
 from simmoe.errors import ProfileError
 from simmoe.profiles.evidence import LAUNCH_WAITED
 from simmoe.profiles.regression import FloatArray
-from simmoe.profiles.table import PATHS, HostShare, StepTable
+from simmoe.profiles.table import PATHS, HostShare, MixedHost, StepTable
+
+APART = "apart"
+"""Beside the launch paths, a captured step whose prompts and decodes are launched apart."""
 
 LEAST_STEPS = 100
 """Decode-only steps, and half as many with prompts: fewer tell little of a host that wanders."""
@@ -52,7 +55,8 @@ def on_host(table: StepTable, times: Sequence[HostTime]) -> StepTable:
     seqs = np.array([time.num_seqs for time in times], dtype=np.float64)
     decodes = np.array([not time.num_prefill_tokens for time in times], dtype=bool)
     largest = table.captured_sizes[-1] if table.captured_sizes else 0
-    taken = np.array([_path(time, largest) for time in times])
+    mixed = table.mixed_host
+    taken = np.array([_path(time, largest, mixed) for time in times])
     first = PATHS[0] if largest else PATHS[2]
     alike = (taken == first) & decodes
     if alike.sum() < LEAST_STEPS or (~decodes).sum() < LEAST_STEPS // 2:
@@ -70,12 +74,20 @@ def on_host(table: StepTable, times: Sequence[HostTime]) -> StepTable:
         elif mine.sum() >= LEAST_STEPS // 2:
             base_s = _constant(total_s[mine] - line.per_seq_s * seqs[mine])
         host[path] = HostShare(base_s, line.per_seq_s)
-    return replace(table, host=host, update=_line(seqs, np.array([time.update_s for time in times])))
+    if mixed is not None:
+        mine = taken == APART
+        base_s = mixed.share.base_s
+        if mine.sum() >= LEAST_STEPS // 2:
+            base_s = _constant(total_s[mine] - line.per_seq_s * seqs[mine])
+        mixed = mixed._replace(share=HostShare(max(base_s, host[PATHS[1]].base_s), line.per_seq_s))
+    return replace(table, host=host, mixed_host=mixed, update=_line(seqs, np.array([time.update_s for time in times])))
 
 
-def _path(time: HostTime, largest_captured: int) -> str:
+def _path(time: HostTime, largest_captured: int, mixed: MixedHost | None) -> str:
     if time.num_tokens > largest_captured:
         return PATHS[2]
+    if mixed is not None and mixed.above_tokens < time.num_prefill_tokens < time.num_tokens:
+        return APART
     return PATHS[1] if time.num_prefill_tokens else PATHS[0]
 
 

@@ -11,8 +11,6 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,26 +38,47 @@ _COLUMNS = (
 )
 
 #: Seconds a recording may lack, or not know of some step.
-_OPTIONAL = ("device_end_s", "launch_s", "schedule_end_s", "update_end_s")
+_OPTIONAL = ("device_start_s", "device_end_s", "launch_s", "schedule_end_s", "update_end_s")
 
 
-class Update(NamedTuple):
-    """How long the host took to take in one step."""
+#: The device was idle before a step where it began later than this share of the pace after the step before.
+IDLE_SHARE = 0.02
 
-    num_seqs: int
-    """Prompts and decoding sequences of the step."""
-    seconds: float
+#: A step whose launch ended sooner than its device, by this share of the pace, was not held up by it.
+LAUNCHED_AHEAD = 0.13
 
 
-def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[Sample]:
-    """Return the steps that followed another without a pause, with the engine's pace: the seconds between their ends.
+class RecordedStep(NamedTuple):
+    """One step of a recorded run."""
 
-    A step counts when it was scheduled before the output of the one before arrived: the engine was kept busy, its
-    scheduling asynchronous, and nothing but the step itself decided when it ended. Ends are taken on the device where
-    the recording has them (``device_end_s``), else when the host saw the output.
+    load: str
+    """The recording it is of, such as a burst or Poisson arrivals."""
+    sample: Sample
+    """Its shape, and under the step clock the seconds from the end of the step before to its own; where it does not
+    follow one, from its scheduling to its output."""
+    follows: bool
+    """It was scheduled before the output of the step before arrived: the engine was kept busy, its scheduling
+    asynchronous, and nothing but the loop itself decided when it ended."""
+    worker_launch_s: float | None = None
+    """What the worker took to launch it."""
+    device_bound: bool | None = None
+    """Whether the device ran it without waiting for its launch, as the clocks of both tell; None where they do not."""
+    launch_s: float | None = None
+    """On a busy engine, from when the step before last had been taken in to when this one was launched."""
+    update_s: float | None = None
+    """What it took to take it in, once the device was done with it and the next was launched."""
 
-    Of the calibration recording, the host's time to launch each step follows it as a row under the host clock, where it
-    was recorded: no less was the host's share of the step.
+    @property
+    def num_seqs(self) -> int:
+        """Prompts and decoding sequences of the step."""
+        return self.sample.num_prefill_seqs + self.sample.num_decode_seqs
+
+
+def read_recording(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[RecordedStep]:
+    """Return every step of a file's recordings, in order.
+
+    Ends are taken on the device where the recording has them (``device_end_s``), else when the host saw the output.
+    Steps of the recording named ``calibration`` alone are not ``held_out``.
 
     Args:
         path: JSON lines, gzipped when the name ends in ``.gz``.
@@ -67,39 +86,32 @@ def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[i
     Raises:
         ProfileError: names the file, the line and what is wrong with it.
     """
-    rows: list[Sample] = []
-    for _, sample, launch_s in _busy_steps(path, captured_sizes):
-        rows.append(sample)
-        if launch_s and not sample.held_out:
-            rows.append(replace(sample, clock="host", median_s=launch_s, p10_s=launch_s, p90_s=launch_s))
-    return rows
-
-
-def read_recorded_loads(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[tuple[str, Sample]]:
-    """Return the steps of :func:`read_recorded_steps`, each with the name of the recording it is of."""
-    return [(name, sample) for name, sample, _ in _busy_steps(path, captured_sizes)]
-
-
-def read_updates(path: str | os.PathLike[str]) -> list[Update]:
-    """Return how long the host took to take in the steps of the calibration recording; none where it cannot be told.
-
-    It takes a step in once the device is done with it and the next is launched. Recordings that lack the end of that
-    show when the next but one was begun, which follows at once where the host waited for the device.
-
-    Args:
-        path: as of :func:`read_recorded_steps`.
-    """
     name, text = _text(path)
+    largest = captured_sizes[-1] if captured_sizes else 0
+    steps: list[RecordedStep] = []
     train: list[dict[str, Any]] = []
-    found: list[Update] = []
-    for _, recording, step in _steps(text, name):
+    for number, recording, step in _steps(text, name):
         if step is None:
             train = []
-        elif recording == CALIBRATION:
-            train = [*train[-2:], step]
-            if len(train) == 3 and all(b["start_s"] <= a["output_s"] for a, b in pairwise(train)):
-                found.extend(_update(*train))
-    return found
+            continue
+        follows = bool(train) and step["start_s"] <= train[-1]["output_s"]
+        train = [*train[-2:], step] if follows else [step]
+        seconds = _pace_s(train[-2], step) if follows else step["output_s"] - step["start_s"]
+        try:
+            sample = _sample(step, seconds, largest, recording != CALIBRATION)
+        except ProfileError as error:
+            raise ProfileError(f"'{name}' line {number}: {error}") from None
+        bound = _device_bound(train[-2], step) if follows else None
+        launch_s = _launch_s(train[0], step) if len(train) == 3 else None
+        steps.append(RecordedStep(recording, sample, follows, step.get("launch_s"), bound, launch_s))
+        if len(train) == 3:
+            steps[-3] = steps[-3]._replace(update_s=_update_s(*train))
+    return steps
+
+
+def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[Sample]:
+    """Return the samples of :func:`read_recording` of steps that followed another without a pause."""
+    return [step.sample for step in read_recording(path, captured_sizes) if step.follows]
 
 
 def is_recording(path: str | os.PathLike[str]) -> bool:
@@ -112,23 +124,6 @@ def is_recording(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _busy_steps(
-    path: str | os.PathLike[str], captured_sizes: Sequence[int]
-) -> Iterator[tuple[str, Sample, float | None]]:
-    """Yield the recording's name, the step and the seconds the host took to launch it, where it was recorded."""
-    name, text = _text(path)
-    largest = captured_sizes[-1] if captured_sizes else 0
-    before: dict[str, Any] | None = None
-    for number, recording, step in _steps(text, name):
-        if step is not None and before is not None and step["start_s"] <= before["output_s"]:
-            try:
-                sample = _sample(step, _pace_s(before, step), largest, recording != CALIBRATION)
-            except ProfileError as error:
-                raise ProfileError(f"'{name}' line {number}: {error}") from None
-            yield recording, sample, step.get("launch_s")
-        before = step
-
-
 def _text(path: str | os.PathLike[str]) -> tuple[str, str]:
     """Return the file's name and content."""
     name, source = os.fspath(path), Path(path)
@@ -139,19 +134,48 @@ def _text(path: str | os.PathLike[str]) -> tuple[str, str]:
         raise ProfileError(f"cannot read the recording '{name}': {error}") from None
 
 
-def _update(step: Mapping[str, Any], after: Mapping[str, Any], next_but_one: Mapping[str, Any]) -> Iterator[Update]:
+def _launch_s(taken_in: Mapping[str, Any], step: Mapping[str, Any]) -> float | None:
+    """Return what the host took to compose and launch a step after it had taken in the one before last."""
+    began_s, scheduled_s, launch_s = taken_in.get("update_end_s"), step.get("schedule_end_s"), step.get("launch_s")
+    if began_s is None or scheduled_s is None or launch_s is None:
+        return None
+    seconds = scheduled_s + launch_s - began_s
+    return float(seconds) if seconds > 0 else None
+
+
+def _update_s(step: Mapping[str, Any], after: Mapping[str, Any], next_but_one: Mapping[str, Any]) -> float | None:
+    """Return what the host took to take a step in.
+
+    Recordings that lack the end of that show when the next but one was begun, which follows at once where the host
+    waited for the device.
+    """
     end_s, launch_s = step.get("device_end_s"), after.get("launch_s")
     if end_s is None or launch_s is None:
-        return
-    num_seqs = step["num_prefill_seqs"] + step["num_decode_seqs"]
+        return None
     if step.get("update_end_s") is not None and after.get("schedule_end_s") is not None:
         seconds = step["update_end_s"] - max(end_s, after["schedule_end_s"] + launch_s)
     elif step["output_s"] - end_s < WAITED_S:
         seconds = next_but_one["start_s"] - end_s
     else:
-        return
-    if seconds > 0:
-        yield Update(num_seqs, seconds)
+        return None
+    return float(seconds) if seconds > 0 else None
+
+
+def _device_bound(before: Mapping[str, Any], step: Mapping[str, Any]) -> bool | None:
+    """Return whether the device, busy until it began a step, ran it without waiting for its launch.
+
+    A graph of a whole decode-only step begins when it is launched, the pieces of a step with prompts as they are.
+    """
+    ended_s, began_s, end_s = before.get("device_end_s"), step.get("device_start_s"), step.get("device_end_s")
+    scheduled_s, launch_s = step.get("schedule_end_s"), step.get("launch_s")
+    if ended_s is None or began_s is None or end_s is None or scheduled_s is None or launch_s is None:
+        return None
+    launched_s = scheduled_s + launch_s
+    if began_s - ended_s > IDLE_SHARE * (end_s - ended_s):
+        return False
+    if not step["num_prefill_tokens"]:
+        return bool(launched_s <= ended_s)
+    return bool(launched_s <= end_s - LAUNCHED_AHEAD * (end_s - ended_s))
 
 
 def _steps(text: str, name: str) -> Iterator[tuple[int, str, dict[str, Any] | None]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from simmoe.profiles.loop import paces
+from simmoe.profiles.recorded_steps import RecordedStep
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
@@ -39,6 +41,22 @@ def residuals(table: StepTable, samples: Iterable[Sample], *, async_scheduling: 
         if sample.clock != "host":
             predicted_s = predictor.device_s if sample.clock in ("device", "held") else predictor.step_s
             groups.setdefault((sample.kind, sample.clock), []).append(predicted_s(sample.shape) / sample.median_s - 1)
+    return _rows(groups, source)
+
+
+def recorded_residuals(table: StepTable, recorded: Sequence[RecordedStep], *, source: str) -> list[Residual]:
+    """Return one row a kind of the steps that follow another and took no part in the fit, composed by the loop."""
+    cost = ProfileStepCost(Surfaces.of(table), async_scheduling=True)
+    predicted = paces((step.follows, cost.parts_s(step.sample.shape)) for step in recorded)
+    groups: dict[tuple[str, str], list[float]] = {}
+    for step, predicted_s in zip(recorded, predicted, strict=True):
+        if step.follows and step.sample.held_out:
+            key = step.sample.kind, step.sample.clock
+            groups.setdefault(key, []).append(predicted_s / step.sample.median_s - 1)
+    return _rows(groups, source)
+
+
+def _rows(groups: Mapping[tuple[str, str], Sequence[float]], source: str) -> list[Residual]:
     rows = []
     for (kind, clock), errors in sorted(groups.items()):
         absolute = np.abs(errors)
@@ -56,7 +74,7 @@ class Predictor:
     """
 
     def __init__(self, table: StepTable, async_scheduling: bool) -> None:
-        hostless = replace(table, host={path: HostShare(0.0, 0.0) for path in table.host})
+        hostless = replace(table, host={path: HostShare(0.0, 0.0) for path in table.host}, mixed_host=None)
         self._device = ProfileStepCost(Surfaces.of(hostless), async_scheduling=True)
         self._step = ProfileStepCost(Surfaces.of(table), async_scheduling)
 

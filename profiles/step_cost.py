@@ -6,7 +6,8 @@ A step of n tokens at budget k occupies the device for
 * with prompt tokens: ``prefill(n, k)`` plus what query-key pairs, prompts, decode sequences, their KV tokens and having
   both add, a share of what the decode sequences take alone among it, and no less than all that they take alone;
 
-and the host for ``base + per sequence``, by launch path.
+and the host for ``base + per sequence``, by launch path; more with prompts beside decodes where those are launched
+apart.
 With asynchronous scheduling the host composes the next step while the device runs this one, and in a train of like
 steps each lasts as long as the slower of the two; otherwise they add. Of the host's share ``update`` follows the step's
 output. Every term is non-negative and none falls as any part of the shape grows, so neither does the sum.
@@ -84,7 +85,12 @@ class ProfileStepCost:
         self._full = table.host.get("full", eager)
         self._piecewise = table.host.get("piecewise", eager)
         self._eager = eager
-        self._updates = {share: _within(table.update, share) for share in (self._full, self._piecewise, eager)}
+        mixed = table.mixed_host
+        self._mixed_above = mixed.above_tokens if mixed else 0
+        self._mixed = mixed.share if mixed else self._piecewise
+        self._mixed_eager = HostShare(*map(max, eager, mixed.share)) if mixed else eager
+        shares = (self._full, self._piecewise, eager, self._mixed, self._mixed_eager)
+        self._updates = {share: _within(table.update, share) for share in shares}
         self._largest_captured = self._prefill.largest_captured
         self._k_first, self._k_last = self._prefill.ks[0], self._prefill.ks[-1]
         self._lines: dict[tuple[int, int], DecodeLine] = {}
@@ -135,7 +141,11 @@ class ProfileStepCost:
         grid = self._prefill
         if not (grid.first_size <= num_tokens <= grid.last_size and self._k_first <= k <= self._k_last):
             self._count(grid, "prefill_tokens", num_tokens, k)
-        share = self._piecewise if num_tokens <= self._largest_captured else self._eager
+        apart = decodes and tokens > self._mixed_above
+        if num_tokens <= self._largest_captured:
+            share = self._mixed if apart else self._piecewise
+        else:
+            share = self._mixed_eager if apart else self._eager
         host_s = share.base_s + share.per_seq_s * (prompts + decodes)
         if self._host_adds:
             return StepParts(device_s + host_s)

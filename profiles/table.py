@@ -7,6 +7,7 @@
 ``attention``  seconds a query-key pair, a sequence and having both kinds add to a step with prompt tokens
 ``real_share`` share of what a captured size costs above the one before that only a step's real tokens cost
 ``host``       the host's share by launch path
+``mixed_host`` the same of a captured step whose prompts and decodes are launched apart; may be absent
 ``update``     of it, what comes after the device is done, before the next step but one is composed; may be absent
 =============  ===========================================================================================
 
@@ -53,11 +54,12 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "real_share": (("kind", "name"), ("size", "tokens"), ("share", "share")),
     "host": (("path", "name"), ("base_s", "s"), ("per_seq_s", "s/sequence")),
+    "mixed_host": (("above_tokens", "tokens"), ("base_s", "s"), ("per_seq_s", "s/sequence")),
     "update": (("base_s", "s"), ("per_seq_s", "s/sequence")),
 }
 
 #: Tables a file may lack, where nothing was recorded that tells them.
-OPTIONAL = ("update",)
+OPTIONAL = ("mixed_host", "update")
 
 
 class Cell(NamedTuple):
@@ -106,6 +108,17 @@ class HostShare(NamedTuple):
 
     base_s: float
     per_seq_s: float
+
+
+class MixedHost(NamedTuple):
+    """The host's time of a captured step with more than so many prompt tokens beside decodes.
+
+    Latent attention launches the kernels of both there; a prompt of no more tokens it takes as it does decodes, and
+    other attention has one kernel for all tokens of a step.
+    """
+
+    above_tokens: int
+    share: HostShare
 
 
 class RealShare(NamedTuple):
@@ -157,9 +170,11 @@ class StepTable:
     update: HostShare = NO_SHARE
     """What the host takes, once a step is done and the next is launched, to take its tokens in before it composes the
     next but one; within its share, 0 where it was not recorded."""
+    mixed_host: MixedHost | None = None
+    """Where prompts and decodes of a step are launched apart and that was timed; no less than the share of prompts."""
     sha256: str = ""
     """Of the file's bytes, when read from one."""
 
     def without_graphs(self) -> StepTable:
         """Return the same engine launching kernels one by one at every size, unpadded."""
-        return replace(self, captured_sizes=(), captured_ks=(), host={"eager": self.host["eager"]})
+        return replace(self, captured_sizes=(), captured_ks=(), host={"eager": self.host["eager"]}, mixed_host=None)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,14 @@ from simmoe.profiles.table import (
     Cell,
     GridTable,
     HostShare,
+    MixedHost,
     RealShare,
     StepTable,
 )
 
 FORMAT = "simmoe-profile"
-VERSION = 3
-#: Version 2 had no mixed_decode_share.
-READ_VERSIONS = (2, 3)
+#: Version 2 had no mixed_decode_share, and neither it nor 3 a mixed_host; a table without that is written as version 3.
+READ_VERSIONS = (2, 3, 4)
 
 Rows = list[list[Any]]
 
@@ -68,11 +68,14 @@ def dump_table(table: StepTable) -> str:
             [kind, size, _rounded(share)] for kind, knots in table.real_share._asdict().items() for size, share in knots
         ],
         "host": [[name, *(_rounded(value) for value in table.host[name])] for name in PATHS if name in table.host],
+        "mixed_host": [
+            [mixed.above_tokens, *(_rounded(value) for value in mixed.share)] for mixed in [table.mixed_host] if mixed
+        ],
         "update": [[_rounded(value) for value in table.update]] if any(table.update) else [],
     }
     head = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": 4 if table.mixed_host else 3,
         "name": table.name,
         "status": table.status,
         "summary": table.summary,
@@ -178,6 +181,7 @@ class _Reader:
         fault = next(provenance_faults(provenance), None)
         self._require(fault is None, f"has a provenance whose {fault}")
         captured = self._ascending("captured_sizes")
+        host = self._host(PATHS if captured else PATHS[-1:])
         return StepTable(
             name=self._text("name"),
             status=status,
@@ -195,7 +199,8 @@ class _Reader:
             decode_kv=self._decode_kv(),
             attention=self._attention(),
             real_share=self._real_share(),
-            host=self._host(PATHS if captured else PATHS[-1:]),
+            host=host,
+            mixed_host=self._mixed_host(host),
             update=self._update(),
             provenance=provenance,
             sha256=sha256,
@@ -267,6 +272,20 @@ class _Reader:
                     f"table 'host' row {number} ({row[0]}): {column} {value} is below the {least} of '{before[0]}'",
                 )
         return {row[0]: HostShare(*row[1:]) for row in rows}
+
+    def _mixed_host(self, host: Mapping[str, HostShare]) -> MixedHost | None:
+        if "mixed_host" not in self._data:
+            return None
+        self._require(self._data["version"] > 3, "has a table 'mixed_host', which version 4 brought")
+        self._require("piecewise" in host, "has a table 'mixed_host' without captured sizes")
+        rows = self._rows("mixed_host")
+        self._require(len(rows) == 1, f"table 'mixed_host' has {len(rows)} rows; it has one")
+        mixed = MixedHost(rows[0][0], HostShare(*rows[0][1:]))
+        for name, value, least in zip(HostShare._fields, mixed.share, host["piecewise"], strict=True):
+            self._require(
+                value >= least, f"table 'mixed_host': {name} {value} is below the {least} of host 'piecewise'"
+            )
+        return mixed
 
     def _update(self) -> HostShare:
         if "update" not in self._data:

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
-from simmoe.profiles.table import ALL_PADDED, PATHS, Attention, Cell, GridTable, HostShare, RealShare, StepTable
+from simmoe.profiles.table import (
+    ALL_PADDED,
+    PATHS,
+    Attention,
+    Cell,
+    GridTable,
+    HostShare,
+    MixedHost,
+    RealShare,
+    StepTable,
+)
 from simmoe.profiles.table_file import dump_table, parse_table
 
 #: Interpolating between equal or nearly equal values may round either way.
@@ -44,6 +54,10 @@ def tables(draw: st.DrawFn) -> StepTable:
     slopes = np.cumsum(draw(st.lists(st.floats(0, 1e-6), min_size=len(kv_sizes), max_size=len(kv_sizes))))
     paths = PATHS if captured else PATHS[-1:]
     shares = np.cumsum([[draw(st.floats(0, 0.01)), draw(st.floats(0, 1e-4))] for _ in paths], axis=0)
+    mixed_host = None
+    if captured and draw(st.sampled_from([False, True])):
+        more = [draw(st.floats(0, 0.02)), draw(st.floats(0, 1e-4))]
+        mixed_host = MixedHost(draw(st.integers(0, 900)), HostShare(*(shares[1] + more).tolist()))
     return StepTable(
         name="drawn",
         status="synthetic",
@@ -69,6 +83,7 @@ def tables(draw: st.DrawFn) -> StepTable:
         ),
         real_share=RealShare(draw(share_rows()), draw(share_rows())),
         host={path: HostShare(*(float(v) for v in share)) for path, share in zip(paths, shares, strict=True)},
+        mixed_host=mixed_host,
         provenance={},
     )
 

@@ -12,7 +12,7 @@ from scipy.optimize import lsq_linear
 from simmoe.errors import ProfileError
 from simmoe.profiles.fit import fit_table
 from simmoe.profiles.monotone import monotone_grid
-from simmoe.profiles.recorded_steps import Update
+from simmoe.profiles.recorded_steps import RecordedStep
 from simmoe.profiles.regression import fit_cells
 from simmoe.profiles.residuals import Predictor, residuals
 from simmoe.profiles.samples import Sample
@@ -149,8 +149,8 @@ def test_the_host_is_as_slow_as_in_the_calibration_recording() -> None:
     """While it serves, the host takes 3.5 ms a decode step instead of 1; held-out steps must not tell."""
     engine, serving = SyntheticEngine(), SyntheticEngine(host_s=(3.5e-3, 3.5e-3))
     shapes = [StepShape(0, 0, 0, n, n * 900, 8) for n in range(1, 33)] * 40
-    recorded = [make_sample(shape, "step", "graphs", [serving.step_s(shape)]) for shape in shapes]
-    held_out = [replace(s, median_s=9.0, p90_s=9.0, held_out=True) for s in recorded]
+    recorded = [served(shape, serving.step_s(shape)) for shape in shapes]
+    held_out = [r._replace(sample=replace(r.sample, median_s=9.0, p90_s=9.0, held_out=True)) for r in recorded]
     table = fit_table([(engine.header(), engine.samples())], "x", "synthetic", "x", [*recorded, *held_out])
     assert table.host["full"].base_s == pytest.approx(3.5e-3, rel=0.01)
     facts = table.provenance["fit"]
@@ -160,12 +160,70 @@ def test_the_host_is_as_slow_as_in_the_calibration_recording() -> None:
     assert (table.decode, table.prefill, table.attention) == (without.decode, without.prefill, without.attention)
 
 
+def served(
+    shape: StepShape,
+    seconds: float,
+    device_bound: bool | None = None,
+    launch_s: float | None = None,
+    update_s: float | None = None,
+) -> RecordedStep:
+    """A step of the calibration recording, of a busy engine."""
+    sample = make_sample(shape, "step", "graphs", [seconds])
+    return RecordedStep("calibration", sample, True, None, device_bound, launch_s, update_s)
+
+
 def test_what_the_host_takes_to_take_a_step_in_is_fitted() -> None:
     engine = SyntheticEngine()
-    updates = [Update(n, 2.7e-4 + 9e-6 * n) for n in range(1, 200)] + [Update(5, 0.1), Update(9, 0.2)]  # two stalls
-    table = fit_table([(engine.header(), engine.samples())], "x", "synthetic", "x", updates=updates)
+    shapes = [StepShape(0, 0, 0, n, n * 900, 8) for n in range(1, 200)]
+    recorded = [served(s, engine.step_s(s), update_s=2.7e-4 + 9e-6 * s.num_decode_seqs) for s in shapes]
+    recorded += [served(shapes[4], 0.01, update_s=0.1), served(shapes[8], 0.01, update_s=0.2)]  # two stalls
+    table = fit_table([(engine.header(), engine.samples())], "x", "synthetic", "x", recorded)
     assert tuple(table.update) == pytest.approx((2.7e-4, 9e-6))
     assert tuple(fit(engine, engine.samples()).update) == (0.0, 0.0)
+
+
+def test_prompts_beside_decodes_have_a_share_of_their_own_where_attention_launches_both_apart() -> None:
+    """Latent attention: prompts alone take 2.5 ms, short ones beside decodes too, longer ones 9 ms and now and then a
+    stall; the device hides all of it."""
+    engine = SyntheticEngine()
+    header = replace(engine.header(), kernels={"attention": "FLASH_ATTN_MLA"})
+    decodes = [StepShape(0, 0, 0, n, n * 2000, 8) for n in range(150, 200)]
+    mixed = [StepShape(n, n * n // 2, 1, 20, 20_000, 8) for n in range(1000, 1060)]
+    recorded = [served(s, engine.device_s(s), device_bound=True, launch_s=9e-4, update_s=1e-4) for s in decodes]
+    for i, shape in enumerate(mixed):
+        launch_s = 8.9e-3 + (0.05 if i % 10 == 0 else 0.0)
+        recorded.append(served(shape, engine.device_s(shape), device_bound=True, launch_s=launch_s, update_s=1e-4))
+    held_out = [r._replace(launch_s=1.0, sample=replace(r.sample, held_out=True)) for r in recorded]
+    table = fit_table([(header, engine.samples())], "x", "synthetic", "x", [*recorded, *held_out])
+    assert table.mixed_host is not None and table.mixed_host.above_tokens == 512
+    assert table.mixed_host.share.base_s == pytest.approx(9e-3 - 21 * engine.host_seq_s, rel=1e-3)
+    assert table.host["piecewise"].base_s == pytest.approx(engine.host_s[1], rel=0.02)
+    read = parse_table(dump_table(table).encode(), "x")
+    cost = ProfileStepCost(Surfaces.of(read), async_scheduling=True)
+    short, long = StepShape(512, 512 * 513 // 2, 1, 4, 400, 8), StepShape(513, 513 * 514 // 2, 1, 4, 400, 8)
+    assert cost.parts_s(long).host_s == pytest.approx(9e-3, rel=0.01)
+    for shape in (short, long._replace(num_decode_seqs=0, decode_kv_tokens=0)):
+        assert cost.parts_s(shape).host_s == pytest.approx(engine.host_s[1], rel=0.05)
+    # other attention has one call for all tokens, and few clocked steps tell nothing
+    for head, few in ((engine.header(), recorded), (header, recorded[:69])):
+        other = fit_table([(head, engine.samples())], "x", "synthetic", "x", few)
+        assert other.mixed_host is None
+        assert other.host["piecewise"].base_s == pytest.approx(engine.host_s[1], rel=0.05)
+
+
+def test_a_step_that_waited_for_its_launch_tells_nothing_of_mixed_steps() -> None:
+    """Half of the served mixed steps took twice as long, for their launch; their clocks say so."""
+    engine = SyntheticEngine()
+    samples = [s for s in engine.samples() if s.kind != "mixed"]
+    shapes = [StepShape(n, n * n // 2, 1, d, 1500 * d, 8) for n in range(1030, 3000, 37) for d in (10, 60, 250)]
+    prompt_s = {True: 1.0, False: 2.0}
+    recorded = [
+        served(s, prompt_s[bound] * engine.device_s(s), device_bound=bound) for s in shapes for bound in (True, False)
+    ]
+    table = fit_table([(engine.header(), samples)], "x", "synthetic", "x", recorded)
+    cost = ProfileStepCost(Surfaces.of(table), async_scheduling=True)
+    errors = [cost.step_s(s) / engine.device_s(s) - 1 for s in shapes]
+    assert np.quantile(np.abs(errors), 0.95) < 0.02
 
 
 def test_points_without_graphs_tell_the_hosts_share_and_are_judged_by_it() -> None:

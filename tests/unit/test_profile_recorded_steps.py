@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.recorded_steps import CALIBRATION, is_recording, read_recorded_steps, read_updates
+from simmoe.profiles.recorded_steps import CALIBRATION, is_recording, read_recorded_steps, read_recording
 from simmoe.profiles.shape import StepShape
 
 COLUMNS = [
@@ -60,15 +60,18 @@ def test_the_calibration_alone_may_be_fitted(tmp_path: Path) -> None:
     assert [s.held_out for s in read_recorded_steps(path, [4])] == [False, True]
 
 
-def test_the_hosts_time_to_launch_follows_a_step_of_the_calibration(tmp_path: Path) -> None:
-    """Where it was recorded, and of no other recording: those take no part in a fit."""
+def test_every_step_is_read_with_what_the_worker_took_to_launch_it(tmp_path: Path) -> None:
+    """A step on an idle engine too: it follows none, and lasts from its scheduling to its output."""
     head = {**HEAD, "steps": [*COLUMNS, "launch_s"]}
     lines = [[*FIRST, 0.003], [*BUSY, 0.004], [*BUSY[:2], 0.02, *BUSY[3:], None]]
     path = written(tmp_path, head, {"recording": CALIBRATION}, *lines, {"recording": "burst"}, *lines)
-    samples = read_recorded_steps(path, [4])
-    assert [(s.clock, s.held_out) for s in samples[:3]] == [("step", False), ("host", False), ("step", False)]
-    assert samples[1].median_s == pytest.approx(0.004) and samples[1].shape == samples[0].shape
-    assert all(s.clock == "step" and s.held_out for s in samples[3:])
+    steps = read_recording(path, [4])
+    assert [step.follows for step in steps] == [False, True, True] * 2
+    assert [step.worker_launch_s for step in steps] == [0.003, 0.004, None] * 2
+    assert [step.load for step in steps] == [CALIBRATION] * 3 + ["burst"] * 3
+    assert [step.sample.held_out for step in steps] == [False] * 3 + [True] * 3
+    assert steps[0].sample.median_s == pytest.approx(0.010)
+    assert all((step.device_bound, step.launch_s, step.update_s) == (None, None, None) for step in steps)
 
 
 LOOP = {**HEAD, "steps": [*COLUMNS, "device_end_s", "launch_s", "schedule_end_s", "update_end_s"]}
@@ -77,30 +80,61 @@ LOOP = {**HEAD, "steps": [*COLUMNS, "device_end_s", "launch_s", "schedule_end_s"
 def test_taking_a_step_in_begins_when_the_device_is_done_and_the_next_is_launched(tmp_path: Path) -> None:
     """The first step's tokens came after the second's launch, at 9 ms; the second's after the device, at 15."""
     first, second = [*FIRST, 0.007, 0.002, 0.001, 0.0105], [*BUSY, 0.015, 0.003, 0.006, 0.0165]
-    third = ["step", 0.0115, 0.02, *BUSY[3:], 0.019, 0.002, 0.012, 0.021]
-    path = written(tmp_path, LOOP, {"recording": CALIBRATION}, first, second, third, third)
-    found = read_updates(path)
-    assert [update.num_seqs for update in found] == [1, 2]
-    assert [update.seconds for update in found] == pytest.approx([0.0015, 0.0015])
-    # other recordings take no part in a fit
-    assert not read_updates(written(tmp_path, LOOP, {"recording": "burst"}, first, second, third, third))
+    third = ["step", 0.0115, 0.02, 0, *BUSY[4:], 0.019, 0.002, 0.012, 0.021]
+    fourth = ["step", 0.018, 0.03, 0, *BUSY[4:], 0.029, 0.002, 0.019, 0.031]
+    path = written(tmp_path, LOOP, {"recording": CALIBRATION}, first, second, third, fourth)
+    steps = read_recording(path, [4])
+    assert [step.num_seqs for step in steps[:2]] == [1, 2]
+    assert [step.update_s for step in steps[:2]] == pytest.approx([0.0015, 0.0015])
+    assert [step.update_s for step in steps[2:]] == [None, None]  # it is not seen what came after
+    # the third was begun after the first was taken in, at 10.5 ms, and launched at 14
+    assert [step.launch_s for step in steps[:2]] == [None, None]
+    assert steps[2].launch_s == pytest.approx(0.0035)
 
 
 def test_where_its_end_was_not_recorded_the_next_but_one_step_begins_when_a_step_was_taken_in(tmp_path: Path) -> None:
     """The second step's output came 1 ms after the device, so the host was late: only the first tells."""
     head = {**HEAD, "steps": [*COLUMNS, "device_end_s", "launch_s"]}
-    lines = [[*FIRST, 0.0096, 0.002], [*BUSY, 0.015, 0.002], ["step", 0.0102, 0.02, *BUSY[3:], 0.019, 0.002]]
-    path = written(tmp_path, head, {"recording": CALIBRATION}, *lines, lines[-1])
-    (update,) = read_updates(path)
-    assert update.num_seqs == 1
-    assert update.seconds == pytest.approx(0.0006)
-    assert not read_updates(written(tmp_path, HEAD, {"recording": CALIBRATION}, FIRST, BUSY, BUSY))
+    lines = [[*FIRST, 0.0096, 0.002], [*BUSY, 0.015, 0.002], ["step", 0.0102, 0.02, 0, *BUSY[4:], 0.019, 0.002]]
+    lines.append(["step", 0.0162, 0.03, 0, *BUSY[4:], 0.029, 0.002])
+    path = written(tmp_path, head, {"recording": CALIBRATION}, *lines)
+    steps = read_recording(path, [4])
+    assert steps[0].update_s == pytest.approx(0.0006)
+    assert all(step.update_s is None and step.launch_s is None for step in steps[1:])
+    path = written(tmp_path, HEAD, {"recording": CALIBRATION}, FIRST, BUSY, lines[2][:-2])
+    assert all(step.update_s is None for step in read_recording(path, [4]))
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "begins_s", "launch_s", "bound"),
+    [
+        (0, 0.007, 0.0005, True),  # one graph, launched while the step before ran
+        (0, 0.007, 0.0015, False),  # launched half a millisecond after that was done
+        (0, 0.0074, 0.0005, False),  # the device idled
+        (8, 0.007, 0.0080, True),  # a step with prompts begins as its pieces are launched: 1 ms of 8 was left
+        (8, 0.007, 0.0089, True),
+        (8, 0.007, 0.0091, True),
+        (8, 0.007, 0.0100, False),  # the device was done as soon as all was launched
+    ],
+)
+def test_the_clocks_of_loop_and_device_tell_what_bound_a_step(
+    tmp_path: Path, prompt_tokens: int, begins_s: float, launch_s: float, bound: bool
+) -> None:
+    """The step before ends at 7 ms, this one is scheduled at 6 and ends at 17."""
+    head = {**HEAD, "steps": [*COLUMNS, "device_start_s", "device_end_s", "launch_s", "schedule_end_s"]}
+    prompts = [prompt_tokens, 36, 1] if prompt_tokens else [0, 0, 0]
+    step = ["step", 0.005, 0.018, *prompts, *BUSY[6:], begins_s, 0.017, launch_s, 0.006]
+    path = written(tmp_path, head, {"recording": CALIBRATION}, [*FIRST, 0.0, 0.007, 0.001, 0.001], step)
+    assert read_recording(path, [16])[1].device_bound is bound
+    step[-1] = None
+    path = written(tmp_path, head, {"recording": CALIBRATION}, [*FIRST, 0.0, 0.007, 0.001, 0.001], step)
+    assert read_recording(path, [16])[1].device_bound is None
 
 
 def test_a_time_that_is_none_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, LOOP, {"recording": CALIBRATION}, [*FIRST, 0.0096, "fast", 0.001, 0.01])
     with pytest.raises(ProfileError, match=r"run\.jsonl' line 3: launch_s is 'fast', no float and no null"):
-        read_updates(path)
+        read_recording(path, [4])
 
 
 def test_a_step_above_the_captured_sizes_ran_eagerly(tmp_path: Path) -> None:

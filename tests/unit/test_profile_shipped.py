@@ -11,7 +11,7 @@ import pytest
 from simmoe.cli import run
 from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile, profile_names, profile_path
 from simmoe.profiles.fit import fit_table
-from simmoe.profiles.recorded_steps import read_recorded_steps, read_updates
+from simmoe.profiles.recorded_steps import read_recorded_steps, read_recording
 from simmoe.profiles.residuals import residuals
 from simmoe.profiles.samples import read_samples
 from simmoe.profiles.shape import StepShape
@@ -76,9 +76,8 @@ def test_a_step_never_gets_cheaper_by_getting_more_to_do(name: str) -> None:
 def test_a_shipped_table_is_the_fit_of_its_raw_samples(name: str) -> None:
     shipped = load_profile(name).table
     samples = read_samples(RAW / f"{name}.jsonl.gz")
-    steps = read_recorded_steps(RAW / f"{name}-recording.jsonl.gz", shipped.captured_sizes)
-    updates = read_updates(RAW / f"{name}-recording.jsonl.gz")
-    again = fit_table([samples], name, "measured", "again", steps, updates)
+    steps = read_recording(RAW / f"{name}-recording.jsonl.gz", shipped.captured_sizes)
+    again = fit_table([samples], name, "measured", "again", steps)
     assert again.captured_sizes == shipped.captured_sizes
     for grid, other in ((again.prefill, shipped.prefill), (again.decode, shipped.decode)):
         assert (grid.sizes, grid.ks) == (other.sizes, other.ks)
@@ -87,6 +86,10 @@ def test_a_shipped_table_is_the_fit_of_its_raw_samples(name: str) -> None:
     for path, share in again.host.items():
         assert tuple(share) == pytest.approx(tuple(shipped.host[path]), rel=1e-2)
     assert tuple(again.update) == pytest.approx(tuple(shipped.update), rel=1e-2)
+    assert (again.mixed_host is None) == (shipped.mixed_host is None)
+    if again.mixed_host and shipped.mixed_host:
+        assert again.mixed_host.above_tokens == shipped.mixed_host.above_tokens
+        assert tuple(again.mixed_host.share) == pytest.approx(tuple(shipped.mixed_host.share), rel=1e-2)
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from simmoe.errors import OutputError, ProfileError, UsageError
 from simmoe.profiles.catalog import load_profile, profile_names, profile_path
 from simmoe.profiles.diff import diff_tables
 from simmoe.profiles.shape import StepCost, StepShape
-from simmoe.profiles.table import NO_SHARE, HostShare
+from simmoe.profiles.table import NO_SHARE, HostShare, MixedHost
 from simmoe.profiles.table_file import dump_table, parse_table, read_table, write_table
 
 SYNTHETIC = "synthetic-olmoe-split4"
@@ -130,6 +131,25 @@ def test_what_the_host_takes_to_take_a_step_in_may_be_absent() -> None:
     assert parse_table(dump_table(known).encode(), "x").update == known.update
     changed = diff_tables(table, known)
     assert [change.name for change in changed.terms] == ["update base_s", "update per_seq_s"]
+
+
+def test_prompts_launched_apart_from_decodes_are_optional_and_new_in_version_4(tmp_path: Path) -> None:
+    table = read_table(PATH)
+    assert table.mixed_host is None and '"version": 3' in dump_table(table)
+    known = replace(table, mixed_host=MixedHost(512, HostShare(20e-3, 3e-5)))
+    assert parse_table(dump_table(known).encode(), "x").mixed_host == known.mixed_host
+    changed = diff_tables(table, known)
+    names = ["mixed_host above_tokens", "mixed_host base_s", "mixed_host per_seq_s"]
+    assert [change.name for change in changed.terms] == names
+    row = {"columns": json.loads(dump_table(known))["mixed_host"]["columns"], "rows": [[512, 20e-3, 3e-5]]}
+    for problem, fields in (
+        ("table 'mixed_host', which version 4 brought", {"version": 3, "mixed_host": row}),
+        ("table 'mixed_host' has 2 rows", {"mixed_host": {**row, "rows": row["rows"] * 2}}),
+        ("base_s 1e-09 is below the", {"mixed_host": {**row, "rows": [[512, 1e-9, 3e-5]]}}),
+        ("table 'mixed_host' row 1: above_tokens is 0.5", {"mixed_host": {**row, "rows": [[0.5, 20e-3, 3e-5]]}}),
+    ):
+        with pytest.raises(ProfileError, match=re.escape(problem)):
+            read_table(broken(tmp_path, **{"version": 4, **fields}))
 
 
 def test_version_2_had_no_share_of_what_decodes_take_alone(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from simmoe.live.driving.recording import HOST_FILE, host_csv_gz
 from simmoe.live.engine.steps import StepRecord
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.host_times import LEAST_STEPS, HostTime, on_host
-from simmoe.profiles.table import HostShare, StepTable
+from simmoe.profiles.table import HostShare, MixedHost, StepTable
 from simmoe.records import RunRecord, read_record, write_record
 from simmoe.simulator.config import FrontEndConfig
 
@@ -218,3 +218,29 @@ def test_a_record_without_the_hosts_times_is_refused(
     assert cli([*options, "--out", str(tmp_path / "none")]) == 3
     assert "keeps no times of its host" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_prompts_launched_apart_from_decodes_have_the_hosts_time_too() -> None:
+    """Where a profile tells them apart; 1,000 of a table's tokens and more beside decodes take 25 ms."""
+    slow = slow_table()
+    apart = MixedHost(1000, HostShare(25e-3, 6e-5))
+    largest = slow.captured_sizes[-1]
+
+    def launched_apart(time: HostTime) -> HostTime:
+        if not 1000 < time.num_prefill_tokens < time.num_tokens <= largest:
+            return time
+        share, update = apart.share, slow.update
+        update_s = update.base_s + update.per_seq_s * time.num_seqs
+        return time._replace(launch_s=share.base_s + share.per_seq_s * time.num_seqs - update_s)
+
+    known = [launched_apart(time) for time in times(slow)]
+    known += [time._replace(num_prefill_tokens=500) for time in times(slow) if time.num_prefill_tokens == 1500]
+    shipped = replace(load_profile(PROFILE).table, mixed_host=MixedHost(1000, HostShare(1.0, 0.0)))
+    found = on_host(shipped, known)
+    assert found.mixed_host is not None and found.mixed_host.above_tokens == 1000
+    assert found.mixed_host.share == pytest.approx(apart.share, rel=1e-9)
+    assert found.host["piecewise"] == pytest.approx(slow.host["piecewise"], rel=1e-9)
+    # on a profile: what a manifest keeps of it is put in its place
+    shares = {**found.host, "update": found.update, "mixed_host": found.mixed_host.share}
+    told = {"shares": {name: share._asdict() for name, share in shares.items()}}
+    assert with_host(Profile(shipped), told).table.mixed_host == found.mixed_host

@@ -21,6 +21,9 @@ from simmoe.records import RunRecord, read_record
 UPDATE = "update"
 """Beside the launch paths' shares in a manifest: of each, what follows a step's output."""
 
+MIXED = "mixed_host"
+"""Likewise, the share of prompts beside decodes where a profile has one."""
+
 
 def host_of(folder: Path, profile: Profile) -> dict[str, Any]:
     """Return the host's shares by a live run's record, as a manifest keeps them.
@@ -39,6 +42,8 @@ def host_of(folder: Path, profile: Profile) -> dict[str, Any]:
     sizes = ((record.manifest.get("config") or {}).get("engine") or {}).get("captured_sizes")
     table = on_host(profile.captured_at(sizes).table, read_host_times(folder, record))
     shares = {**table.host, UPDATE: table.update}
+    if table.mixed_host:
+        shares[MIXED] = table.mixed_host.share
     return {
         "record": str(folder),
         "sha256": hashlib.sha256((folder / HOST_FILE).read_bytes()).hexdigest(),
@@ -53,7 +58,10 @@ def with_host(profile: Profile, told: Mapping[str, Any] | None) -> Profile:
     shares = {name: HostShare(**share) for name, share in told["shares"].items()}
     table = profile.table
     host = {path: shares.get(path, share) for path, share in table.host.items()}
-    return Profile(replace(table, host=host, update=shares[UPDATE]))
+    mixed = table.mixed_host
+    if mixed is not None and MIXED in shares:
+        mixed = mixed._replace(share=shares[MIXED])
+    return Profile(replace(table, host=host, mixed_host=mixed, update=shares[UPDATE]))
 
 
 def read_host_times(folder: Path, record: RunRecord) -> list[HostTime]:

@@ -94,7 +94,7 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
 
     from simmoe.commands.profile_view import residual_table
     from simmoe.profiles.fit import fit_table
-    from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps, read_updates
+    from simmoe.profiles.recorded_steps import is_recording, read_recording
     from simmoe.profiles.samples import read_samples
     from simmoe.profiles.table_file import write_table
     from simmoe.profiles.weights import are_others, weights_recorded
@@ -110,11 +110,10 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
                 f"'{path}' was recorded with the weights '{weights}', the samples are of '{header.weights}'; fit one "
                 f"engine at a time"
             )
-    recorded = [step for path in recordings for step in read_recorded_steps(path, header.captured_sizes)]
-    updates = [update for path in recordings for update in read_updates(path)]
+    recorded = [step for path in recordings for step in read_recording(path, header.captured_sizes)]
     status = "synthetic" if synthetic else "measured"
     summary = summary or f"{header.model} on {header.card}"
-    table = fit_table(runs, name or out.stem, status, summary, recorded, updates)
+    table = fit_table(runs, name or out.stem, status, summary, recorded)
     write_table(out, table)
     Console().print(residual_table(table.provenance["fit"]["residuals"]))
     click.echo(f"wrote {out}", err=True)

@@ -14,6 +14,7 @@ from simmoe.profiles.check import (
     DECODE_ONLY,
     WITH_PROMPTS,
     CheckedStep,
+    Errors,
     Limits,
     Verdict,
     checked_steps,
@@ -95,7 +96,7 @@ def check(
         )
     if calibration:
         console.print(f"{len(calibration):,} further steps, recorded to calibrate the host in the fit, are left out")
-    for table in _blame_tables(steps):
+    for table in (*_host_tables(steps), *_blame_tables(steps)):
         console.print(table)
     if plot is not None:
         _draw(plot, steps, limits, loaded.label)
@@ -124,6 +125,31 @@ def _verdict_table(found: Sequence[Verdict]) -> Table:
         outcome = "[red]above[/red]" if verdict.above else "within"
         table.add_row(verdict.steps, verdict.launch, f"{errors.number:,}", *bias, *median, *p95, outcome)
     return table
+
+
+def _host_tables(steps: Sequence[CheckedStep]) -> Iterator[Table]:
+    """Yield, where the host was clocked, how far off the rest is: predicted with what the host took for each step."""
+    groups: dict[tuple[str, str], list[CheckedStep]] = {}
+    for step in sorted(steps, key=lambda step: (step.steps != WITH_PROMPTS, step.launch)):
+        if step.clocked is not None:
+            groups.setdefault((step.steps, step.launch), []).append(step)
+    if groups:
+        right = ("number", "bias", "median", "p95", "host p10", "median", "p90", "table's")
+        table = _table("with the host's own time for each step, as recorded", ("steps", "launched"), right)
+        for names, group in groups.items():
+            clocked = [step.clocked for step in group if step.clocked is not None]
+            errors = Errors.of([s._replace(predicted_s=c.predicted_s) for s, c in zip(group, clocked, strict=True)])
+            values = (f"{errors.bias:+.2%}", f"{errors.median:.2%}", f"{errors.p95:.2%}")
+            took = [_quantile([c.host_s for c in clocked], share) for share in (0.1, 0.5, 0.9)]
+            host = [f"{1e3 * s:.1f} ms" for s in (*took, _quantile([c.table_host_s for c in clocked], 0.5))]
+            table.add_row(*names, f"{errors.number:,}", *values, *host)
+        yield table
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    import numpy as np
+
+    return float(np.quantile(values, share))
 
 
 def _blame_tables(steps: Sequence[CheckedStep]) -> Iterator[Table]:

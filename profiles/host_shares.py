@@ -1,0 +1,99 @@
+"""The host's share of a step by launch path, and what of it follows the step's output.
+
+It is what best explains the pace of steps. Prompts beside decodes that are launched apart are seldom the host's in
+trains of like steps, as measured points are: where the loop of a recorded engine was clocked, it is what the host took
+for them. All is by least absolute relative error: a host that stalls tells little of one that does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from simmoe.profiles.evidence import launch_path, num_seqs
+from simmoe.profiles.recorded_steps import RecordedStep
+from simmoe.profiles.regression import FloatArray, least_absolute, least_absolute_terms
+from simmoe.profiles.residuals import Predictor
+from simmoe.profiles.samples import Sample
+from simmoe.profiles.table import NO_SHARE, HostShare, MixedHost, StepTable
+
+#: Fewer clocked steps tell nothing of the host.
+LEAST_STEPS = 20
+
+#: Attention backends that launch prompts of more than so many tokens apart from decodes: latent attention has other
+#: kernels for either, and takes shorter prompts as decodes. Source: vLLM 0.32.0, ``reorder_batch_threshold``.
+APART_ABOVE = {"FLASH_ATTN_MLA": 512}
+
+
+def update_share(recorded: Sequence[RecordedStep]) -> HostShare:
+    """Return what the host takes to take a step in; nothing where it was not clocked."""
+    clocked = [(step.num_seqs, step.update_s) for step in recorded if step.update_s is not None]
+    if not clocked:
+        return NO_SHARE
+    columns = [[1.0, seqs] for seqs, _ in clocked]
+    seconds = [update_s for _, update_s in clocked]
+    return HostShare(*least_absolute_terms(columns, np.zeros(len(columns)), seconds, [None, None]).tolist())
+
+
+def with_host_shares(
+    table: StepTable,
+    steps: Sequence[Sample],
+    clock: Mapping[str, HostShare],
+    recorded: Sequence[RecordedStep] = (),
+    apart_above: int | None = None,
+) -> StepTable:
+    """Return the table with each launch path's share; a path never measured has that of the path before.
+
+    A sequence takes the host as long however a step's kernels are launched: decode-only steps tell, where most of the
+    sequences are and the host is seldom hidden.
+
+    Args:
+        table: with all that the device takes.
+        steps: under the step clock.
+        clock: the host clock's share by launch path, from which the search starts.
+        recorded: steps of a served load, whose host may have been clocked.
+        apart_above: prompt tokens above which those of a step are launched apart from its decodes; None: never.
+    """
+
+    def apart(sample: Sample) -> bool:
+        mixed = launch_path(sample, table.captured_sizes) == "piecewise" and sample.kind == "mixed"
+        return mixed and apart_above is not None and sample.num_prefill_tokens > apart_above
+
+    clocked = [
+        (step.num_seqs, step.launch_s + step.update_s)
+        for step in recorded
+        if apart(step.sample) and step.launch_s is not None and step.update_s is not None
+    ]
+    if len(clocked) < LEAST_STEPS:
+        clocked = []
+    hostless = Predictor(table, async_scheduling=True)
+    shares: dict[str, HostShare] = {}
+    before = HostShare(0.0, 0.0)
+    for path in table.host:
+        mine = [s for s in steps if launch_path(s, table.captured_sizes) == path and not (clocked and apart(s))]
+        if mine:
+            device = np.array([hostless.device_s(s.shape) for s in mine])
+            seqs = np.array([num_seqs(s) for s in mine], dtype=np.float64)
+            measured = np.array([s.median_s for s in mine])
+
+            known = before.per_seq_s
+
+            def predicted(
+                share: FloatArray, device: FloatArray = device, seqs: FloatArray = seqs, known: float = known
+            ) -> FloatArray:
+                steps: FloatArray = np.maximum(device, share[0] + (known or share[-1]) * seqs)
+                return steps
+
+            start = np.maximum(clock[path][: 1 if known else 2], 1e-6)
+            found = least_absolute(predicted, measured, start).tolist()
+            before = HostShare(max(found[0], before.base_s), known or found[1])
+        shares[path] = before
+    mixed = None
+    if clocked and apart_above is not None:
+        least_s, per_seq_s = shares["piecewise"]
+        seqs, seconds = np.array(clocked).T
+        (base_s,) = least_absolute_terms(np.ones((len(seqs), 1)), per_seq_s * seqs, seconds, [None]).tolist()
+        mixed = MixedHost(apart_above, HostShare(max(base_s, least_s), per_seq_s))
+    return replace(table, host=shares, mixed_host=mixed)

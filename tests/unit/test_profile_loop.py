@@ -1,0 +1,96 @@
+"""The pace of steps that follow one another: by hand, in trains, and as the simulator's engine runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simmoe.policies.registry import parse_policy
+from simmoe.profiles.loop import paces
+from simmoe.profiles.shape import StepParts, StepShape
+from simmoe.profiles.step_cost import ProfileStepCost
+from simmoe.profiles.table import HostShare, MixedHost, StepTable
+from simmoe.simulator.config import EngineConfig, SimConfig
+from simmoe.simulator.simulation import simulate
+from simmoe.traces.workload import Workload
+from tests.laws.test_step_parts import cost_of, tables_with_updates
+from tests.support.worlds import K_MAX, workloads
+
+SECONDS = st.floats(1e-4, 0.1)
+
+
+@given(SECONDS, SECONDS, st.floats(0, 1))
+def test_in_a_train_of_like_steps_each_takes_the_longer_of_device_and_host(
+    device_s: float, host_s: float, update: float
+) -> None:
+    parts = StepParts(device_s, host_s, update * host_s)
+    train = list(paces((i > 0, parts) for i in range(50)))
+    assert train[-1] == pytest.approx(max(device_s, host_s))
+
+
+def test_a_launch_runs_ahead_of_a_long_step_and_is_late_after_a_short_one() -> None:
+    """Launches of 5 ms and 1 ms to take in; the fourth takes 30 ms, begun while the device ran the third."""
+    decode, prompt = StepParts(10e-3, 6e-3, 1e-3), StepParts(12e-3, 31e-3, 1e-3)
+    found = list(paces(zip([False, True, True, True, True, True], [decode] * 3 + [prompt] + [decode] * 2, strict=True)))
+    # the first is composed at 0 and done at 10, the second launched at 10 (it is composed when the first is), the third
+    # composed at 11; the second is done at 20, the third at 30; the fourth is composed at 21 and launched at 51, the
+    # fifth at 52 and launched at 57, when it has run for 5 of its 10 ms, which end at 62
+    assert found == pytest.approx([10e-3, 10e-3, 10e-3, 21e-3, 11e-3, 10e-3])
+
+
+@given(st.lists(st.tuples(st.booleans(), SECONDS, SECONDS, st.floats(0, 1)), min_size=1, max_size=40))
+def test_no_step_is_faster_than_its_device_nor_than_the_host_of_itself_and_the_one_before_allows(
+    steps: list[tuple[bool, float, float, float]],
+) -> None:
+    train = [(follows and i > 0, StepParts(d, h, u * h)) for i, (follows, d, h, u) in enumerate(steps)]
+    found = list(paces(train))
+    for (follows, parts), pace in zip(train, found, strict=True):
+        assert pace >= parts.device_s * (1 - 1e-9)
+        if not follows:
+            assert pace == pytest.approx(max(parts.device_s, parts.launch_s))
+    quicker = list(paces((follows, parts._replace(host_s=parts.update_s)) for follows, parts in train))
+    assert sum(quicker) <= sum(found) * (1 + 1e-9)  # a faster host never makes them longer in all
+
+
+class Heard(ProfileStepCost):
+    """A cost that keeps what it was asked for."""
+
+    def __init__(self, table: StepTable) -> None:
+        cost = cost_of(table)
+        self.__dict__.update(cost.__dict__)
+        self.parts: list[StepParts] = []
+
+    def parts_s(self, shape: StepShape, /) -> StepParts:
+        """Return and keep the parts of a step; each is composed once."""
+        self.parts.append(super().parts_s(shape))
+        return self.parts[-1]
+
+
+#: Everything fits, so that nothing waits for a request to leave: the device never idles between two steps.
+ROOM = EngineConfig(max_num_seqs=16, num_gpu_blocks=5000, async_scheduling=True)
+
+
+@given(workloads(), st.integers(16, 70), tables_with_updates(), st.booleans())
+@settings(max_examples=100)
+def test_the_simulators_engine_keeps_the_same_pace(
+    workload: Workload, token_budget: int, table: StepTable, apart: bool
+) -> None:
+    """Of requests that are all there at the start, one train: its first step follows none, the others do."""
+    engine = dataclasses.replace(ROOM, max_num_batched_tokens=token_budget)
+    if apart and "piecewise" in table.host:
+        share = HostShare(*(2 * value for value in table.host["piecewise"]))
+        table = dataclasses.replace(table, mixed_host=MixedHost(8, share))
+    workload = dataclasses.replace(workload, arrival_s=0 * workload.arrival_s)
+    cost = Heard(table)
+    choice = parse_policy("fifo+round-robin")
+    config = SimConfig(k_max=K_MAX, engine=engine, record_steps=True, fast_forward=False)
+    found = simulate(workload, config, cost, choice.batch, choice.route)
+    assert found.steps is not None
+    ends = found.steps["start_s"] + found.steps["duration_s"]
+    expected = list(paces((i > 0, parts) for i, parts in enumerate(cost.parts)))
+    assert len(ends) == len(expected)
+    np.testing.assert_allclose(np.diff(ends, prepend=found.steps["start_s"][0]), expected, rtol=1e-9, atol=1e-12)
