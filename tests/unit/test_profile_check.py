@@ -320,3 +320,61 @@ def test_the_plot_is_written_even_where_limits_are_exceeded(tmp_path: Path) -> N
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "x"])
 def test_a_limit_that_limits_nothing_is_refused(value: str) -> None:
     assert run(["profile", "check", SYNTHETIC, "--p95", value]) == 2
+
+
+CLOCKS = ("device_start_s", "device_end_s", "launch_s", "schedule_end_s", "update_end_s")
+
+
+def write_clocked_recording(path: Path, host_factor: Callable[[int], float]) -> Path:
+    """Write what an engine with the synthetic profile's device does whose host takes so many times its share.
+
+    Two steps are under way; a step's clocks are those of the loop, written out one after the other.
+    """
+    cost = load_profile(SYNTHETIC).cost()
+    head = {"format": "simmoe-recording", "version": 1, "steps": [*COLUMNS, *CLOCKS], "requests": []}
+    composed_s = ended_s = 0.0
+    rows: list[dict[str, Any]] = []
+    for i, shape in enumerate([SHAPES[0], *SHAPES * 3]):
+        parts = cost.parts_s(shape)
+        update_s = 2e-4
+        launched_s = composed_s + host_factor(i) * parts.host_s - update_s
+        began_s = max(composed_s, ended_s)
+        end_s = max(began_s + parts.device_s, launched_s)
+        before = rows[-1] if rows else None
+        if before is not None:  # the step before is taken in once it is done and this one is launched
+            before["output_s"] = max(ended_s, launched_s) + 1e-4
+            before["update_end_s"] = max(ended_s, launched_s) + update_s
+        rows.append(
+            {"shape": shape, "start_s": composed_s, "device_start_s": began_s, "device_end_s": end_s,
+             "launch_s": (launched_s - composed_s) / 2, "schedule_end_s": (launched_s + composed_s) / 2}
+        )  # fmt: skip
+        composed_s = launched_s if before is None else before["update_end_s"]
+        ended_s = end_s
+    rows[-1] |= {"output_s": ended_s + 1e-4, "update_end_s": ended_s + 2e-4}
+    lines = [json.dumps(head), json.dumps({"recording": "poisson"})]
+    lines += [
+        json.dumps(["step", row["start_s"], row["output_s"], *row["shape"], *(row[name] for name in CLOCKS)])
+        for row in rows
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_with_the_hosts_own_times_a_slow_host_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A spell of a host that takes 20 times its share, which decides every step there."""
+    path = write_clocked_recording(tmp_path / "slow.jsonl", lambda i: 20.0 if 15 <= i < 30 else 1.0)
+    steps = checked_steps(load_profile(SYNTHETIC).table, [path]).steps
+    errors = Errors.of(steps)
+    assert errors.bias < -0.1 and errors.p95 > 0.3
+    clocked = [s for s in steps if s.clocked is not None]
+    assert len(clocked) == len(steps) - 1  # of the first it is not known when the host began it
+    for s in clocked:
+        assert s.clocked is not None
+        assert s.clocked.predicted_s == pytest.approx(s.measured_s, rel=2e-3)
+        assert s.clocked.table_host_s > 0
+    assert max(s.clocked.host_s / s.clocked.table_host_s for s in clocked if s.clocked) > 15
+    assert run(["profile", "check", SYNTHETIC, str(path)]) == 9  # the limits hold the table to what it says itself
+    printed = capsys.readouterr().out
+    assert "with the host's own time for each step, as recorded" in printed
+    run(["profile", "check", SYNTHETIC, str(recorded_at(SHAPES))])
+    assert "with the host's own time" not in capsys.readouterr().out
