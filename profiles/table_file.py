@@ -11,11 +11,11 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from simmoe.errors import OutputError, ProfileError
+from simmoe.errors import ProfileError
 from simmoe.profiles.provenance import provenance_faults
+from simmoe.profiles.reading import parse_json, read_bytes
 from simmoe.profiles.table import (
     COLUMNS,
     NO_SHARE,
@@ -30,10 +30,16 @@ from simmoe.profiles.table import (
     RealShare,
     StepTable,
 )
+from simmoe.profiles.writing import write_whole
 
 FORMAT = "simmoe-profile"
 #: Version 2 had no mixed_decode_share, and neither it nor 3 a mixed_host; a table without that is written as version 3.
 READ_VERSIONS = (2, 3, 4)
+
+#: No step takes a day: seconds beyond are in another unit.
+MOST_SECONDS = 86_400.0
+
+_SECONDS = {unit for columns in COLUMNS.values() for _, unit in columns if unit == "s" or unit.startswith("s/")}
 
 Rows = list[list[Any]]
 
@@ -47,14 +53,7 @@ def write_table(path: str | os.PathLike[str], table: StepTable) -> None:
     """
     text = dump_table(table)
     parse_table(text.encode(), os.fspath(path))
-    target = Path(path)
-    partial = target.with_name(f".partial.{target.name}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        raise OutputError(f"cannot write the table to '{target}': {error.strerror or error}") from error
+    write_whole(path, text.encode(), "the table")
 
 
 def dump_table(table: StepTable) -> str:
@@ -104,38 +103,18 @@ def read_table(path: str | os.PathLike[str]) -> StepTable:
     Raises:
         ProfileError: names the file, the table, the row and the value at fault.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise ProfileError(f"cannot read the profile '{os.fspath(path)}': {error.strerror or error}") from None
-    return parse_table(content, os.fspath(path))
+    return parse_table(read_bytes(path, "the profile"), os.fspath(path))
 
 
 def parse_table(content: bytes, where: str) -> StepTable:
     """Read and check a table's bytes; ``where`` names them in errors."""
-    try:
-        data = json.loads(content, object_pairs_hook=_unrepeated)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ProfileError(f"profile '{where}' is not JSON: {error}") from None
-    except RecursionError:
-        raise ProfileError(f"profile '{where}' is no table: it is nested too deeply") from None
-    except ProfileError as error:
-        raise ProfileError(f"profile '{where}' {error}") from None
+    data = parse_json(content, f"profile '{where}'")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ProfileError(f"'{where}' is no profile: it does not say format '{FORMAT}'")
     if data.get("version") not in READ_VERSIONS:
         reads = " and ".join(map(str, READ_VERSIONS))
         raise ProfileError(f"profile '{where}' has version {data.get('version')}; this simmoe reads {reads}")
     return _Reader(data, where).table(hashlib.sha256(content).hexdigest())
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object whose names are all different: of two values of one name JSON readers keep one, silently."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ProfileError(f"has '{next(name for name in names if names.count(name) > 1)}' twice")
-    return found
 
 
 def _grid_rows(grid: GridTable) -> Rows:
@@ -180,9 +159,16 @@ class _Reader:
         self._require(isinstance(provenance, dict), "has a provenance that is no JSON object")
         fault = next(provenance_faults(provenance), None)
         self._require(fault is None, f"has a provenance whose {fault}")
+        for told, origin in (("measured", "runs"), ("estimated", "estimate")):
+            self._require(
+                status != told or bool(provenance.get(origin)), f"has status '{told}' and no provenance.{origin}"
+            )
+        self._require(
+            status != "measured" or not provenance.get("estimate"), "has status 'measured' and a provenance.estimate"
+        )
         captured = self._ascending("captured_sizes")
         host = self._host(PATHS if captured else PATHS[-1:])
-        return StepTable(
+        table = StepTable(
             name=self._text("name"),
             status=status,
             summary=self._text("summary"),
@@ -205,6 +191,23 @@ class _Reader:
             provenance=provenance,
             sha256=sha256,
         )
+        self._budgets_agree(table)
+        return table
+
+    def _budgets_agree(self, table: StepTable) -> None:
+        """Refuse budgets the engine could not run."""
+        granularity = table.k_granularity
+        for name, ks in (
+            ("k_max", (table.k_max,)),
+            ("captured_ks", table.captured_ks),
+            ("table 'prefill'", table.prefill.ks),
+            ("table 'decode'", table.decode.ks),
+        ):
+            for k in ks:
+                self._require(k <= table.k_max, f"has k_max {table.k_max}, and k {k} in {name}")
+                self._require(
+                    k % granularity == 0, f"has k_granularity {granularity}, which does not divide k {k} in {name}"
+                )
 
     def _grid(self, name: str, size_name: str) -> GridTable:
         rows = self._rows(name)
@@ -305,6 +308,8 @@ class _Reader:
             isinstance(found, list) and isinstance(rows, list) and bool(rows), f"table '{name}' needs columns and rows"
         )
         assert isinstance(found, list) and isinstance(rows, list)
+        unknown = sorted(set(table) - {"columns", "rows"})
+        self._require(not unknown, f"table '{name}' has unknown {', '.join(unknown)}")
         for column in found:
             self._require(
                 isinstance(column, list) and len(column) == 2 and all(isinstance(part, str) for part in column),
@@ -334,6 +339,10 @@ class _Reader:
                     fits and not isinstance(value, bool),
                     f"table '{name}' row {number}: {column} is {value!r}, no {unit} value",
                 )
+                self._require(
+                    unit not in _SECONDS or value <= MOST_SECONDS,
+                    f"table '{name}' row {number}: {column} is {value!r} {unit}; no step takes a day",
+                )
         return rows
 
     def _field(self, name: str) -> Any:
@@ -354,8 +363,8 @@ class _Reader:
 
     def _seconds(self, name: str) -> float:
         value = self._field(name)
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-        self._require(fits, f"has {name} {value!r}; it must be seconds of at least 0")
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST_SECONDS
+        self._require(fits, f"has {name} {value!r}; it must be seconds of at least 0, and less than a day")
         return float(value)
 
     def _ascending(self, name: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from simmoe.commands.profile_check import check
 from simmoe.commands.profile_diff import diff
 from simmoe.commands.profile_roofline import roofline
 from simmoe.errors import UsageError
+from simmoe.profiles.catalog import DEFAULT_PROFILE
 
 
 @click.group()
@@ -28,7 +29,7 @@ def list_profiles() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_names
+    from simmoe.profiles.catalog import load_profile, profile_names
 
     table = Table("profile", "status", "k", "what it is", box=None, pad_edge=False)
     for name in profile_names():
@@ -39,17 +40,17 @@ def list_profiles() -> None:
 
 
 @profile.command(short_help="A table's provenance, times and errors.")
-@click.argument("name", required=False)
+@click.argument("name", default=DEFAULT_PROFILE)
 @click.option("--sync", is_flag=True, help="Synchronous scheduling: the host's time adds to the device's.")
-def show(name: str | None, sync: bool) -> None:
+def show(name: str, sync: bool) -> None:
     """Show where profile NAME (or a table's path) comes from, and its times in milliseconds."""
     from rich.console import Console
 
     from simmoe.commands.profile_view import facts, layer_tables, time_tables
-    from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile
+    from simmoe.profiles.catalog import layer_times_of, load_profile
 
-    loaded = load_profile(name or DEFAULT_PROFILE)
-    layer = layer_times_of(name or DEFAULT_PROFILE, loaded.table)
+    loaded = load_profile(name)
+    layer = layer_times_of(name, loaded.table)
     console = Console(highlight=False, markup=False)
     console.print(f"{loaded.label}: {loaded.table.summary}")
     console.print(facts(loaded))
@@ -61,17 +62,17 @@ def show(name: str | None, sync: bool) -> None:
 
 
 @profile.command(short_help="T against n by k, and share of the roofline.")
-@click.argument("name", required=False)
+@click.argument("name", default=DEFAULT_PROFILE)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Picture to write (.png, .svg or .pdf).")
 @click.option("--sync", is_flag=True, help="Synchronous scheduling: the host's time adds to the device's.")
-def plot(name: str | None, out: Path, sync: bool) -> None:
+def plot(name: str, out: Path, sync: bool) -> None:
     """Plot T against n and decode steps against batch, by k, and the share of the card's roofline they reach."""
     from simmoe.commands.profile_plot import plot_profile
     from simmoe.commands.profile_view import are_ceilings
-    from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile
+    from simmoe.profiles.catalog import layer_times_of, load_profile
 
-    loaded = load_profile(name or DEFAULT_PROFILE)
-    layer = layer_times_of(name or DEFAULT_PROFILE, loaded.table)
+    loaded = load_profile(name)
+    layer = layer_times_of(name, loaded.table)
     ceilings = (layer.matmul_flop_s, layer.copy_byte_s) if layer and are_ceilings(layer) else None
     plot_profile(loaded, out, async_scheduling=not sync, ceilings=ceilings)
     click.echo(f"wrote {out}", err=True)
