@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
+import signal
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +24,7 @@ _STOP_S = 20.0
 
 
 class Engine:
-    """One engine, through its front end's process."""
+    """One engine, through its front end's process, which leads a group of its own."""
 
     def __init__(self, rank: int, process: asyncio.subprocess.Process) -> None:
         self.rank = rank
@@ -38,6 +40,7 @@ class Engine:
         self._up: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._listening: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._is_dead = False
 
     async def connect(self, connection: socket.socket) -> None:
         """Talk over a socket; return when the engine is up.
@@ -61,7 +64,11 @@ class Engine:
 
     @property
     def has_gone(self) -> bool:
-        """Whether there is nobody to talk to any more."""
+        """Whether it serves no more: its front end has ended, or told that it died."""
+        return self._is_dead or self._is_alone
+
+    @property
+    def _is_alone(self) -> bool:
         return self._writer is None or self._writer.is_closing()
 
     async def drain(self) -> list[StepRecord]:
@@ -92,14 +99,18 @@ class Engine:
         return value
 
     async def stop(self) -> None:
-        """Close the conversation and wait for the process to end; kill it if it does not."""
+        """Close the conversation and wait for the process to end; kill it, and all it started, if it does not.
+
+        One that is still starting does not listen, and has nothing to finish.
+        """
         if self._writer is not None:
             self._writer.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), _STOP_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        if self._up.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
 
     async def _ask(self, number: int, what: str, *arguments: Any) -> Any:
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -110,7 +121,7 @@ class Engine:
             del self._answers[number]
 
     def _tell(self, *message: Any) -> None:
-        if self.has_gone or self._writer is None:
+        if self._is_alone or self._writer is None:
             raise LiveError(f"engine {self.rank} has gone")
         self._writer.write(json.dumps(message).encode() + b"\n")
 
@@ -125,6 +136,8 @@ class Engine:
                     self._up.set_result(rest[0])
                 elif what == "down":
                     gone = f"engine {self.rank} did not start: {rest[0]}"
+                elif what == "dead":
+                    self._is_dead = True
                 elif (answer := self._answers.get(rest[0])) is not None and not answer.done():
                     answer.set_result(rest[1] if what == "end" else rest[1:])
         assert self._writer is not None

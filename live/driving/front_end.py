@@ -17,6 +17,7 @@ from it: ``["up", facts]``, ``["down", reason]``          the engine has started
 ``["counts", num_waiting, num_running, kv_used, number]`` every PUBLISH_INTERVAL_S; ``number`` of requests received
 ``["end", id, values]``                                   a request has ended: fields of ``Life``
 ``["answer", id, value, error]``                          what a call returned
+``["dead"]``                                              before an answer or an end: the engine has died
 ========================================================= ==========================================================
 """
 
@@ -107,6 +108,7 @@ class FrontEnd:
         except (ValueError, VLLMValidationError) as error:  # a request this engine can never serve
             life.end("rejected", str(error))
         except Exception as error:
+            self._tell_death()
             life.end("failed", f"{type(error).__name__}: {error}")
         self._tell("end", number, life.told())
 
@@ -117,6 +119,7 @@ class FrontEnd:
             else:
                 value = await self._llm.engine_core.call_utility_async("simmoe_scheduler", method, arguments)
         except Exception as error:
+            self._tell_death()
             self._tell("answer", number, None, f"{type(error).__name__}: {error}")
         else:
             self._tell("answer", number, value, "")
@@ -126,6 +129,10 @@ class FrontEnd:
         while True:
             self._tell("counts", counts.num_waiting, counts.num_running, counts.kv_used, self._num_received)
             await asyncio.sleep(PUBLISH_INTERVAL_S)
+
+    def _tell_death(self) -> None:
+        if self._llm.errored:
+            self._tell("dead")
 
     def _tell(self, *message: Any) -> None:
         self._writer.write(json.dumps(message).encode() + b"\n")

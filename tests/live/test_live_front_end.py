@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -57,6 +58,7 @@ class StandIn:
         self.aborted: list[str] = []
         self.parameters: list[Any] = []
         self.engine_core = self
+        self.errored = False
 
     async def add_request(self, request_id: str, prompt: dict[str, list[int]], parameters: Any) -> Stream:
         from vllm.exceptions import VLLMValidationError
@@ -91,15 +93,12 @@ async def conversation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[E
     reader, writer = await asyncio.open_connection(sock=theirs, limit=LINE_BYTES)
     serving = asyncio.create_task(FrontEnd(stand_in, reader, writer).serve())
 
-    class Process:
-        async def wait(self) -> int:
-            await serving
-            return 0
-
-    engine = Engine(0, Process())  # type: ignore[arg-type]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "", start_new_session=True)
+    engine = Engine(0, process)
     await engine.connect(ours)
     yield engine, stand_in, writer.close
     await engine.stop()
+    await serving
     writer.close()
 
 
@@ -129,6 +128,18 @@ def test_calls_are_answered_and_failures_named(monkeypatch: pytest.MonkeyPatch) 
             assert await engine.call("clock", 3, what="call_worker") == ["clock", 3]
             with pytest.raises(LiveError, match="engine 0: AttributeError: no 'nothing'"):
                 await engine.call("nothing")
+            assert not engine.has_gone
+
+    asyncio.run(run())
+
+
+def test_a_dead_engine_behind_a_front_end_that_lives_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with conversation(monkeypatch) as (engine, stand_in, _):
+            stand_in.errored = True
+            with pytest.raises(LiveError, match="engine 0: AttributeError: no 'nothing'"):
+                await engine.call("nothing")
+            assert engine.has_gone
 
     asyncio.run(run())
 

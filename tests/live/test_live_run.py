@@ -8,6 +8,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simmoe.errors import LiveError
+from simmoe.live.driving.conversation import Engine as Conversation
 from simmoe.live.driving.engines import LocalEngines, running_engines
 from simmoe.live.driving.lag import MEAN_SHARE, P99_SHARE, judge_lag
 from simmoe.live.driving.life import Life
@@ -206,6 +208,30 @@ def test_engines_that_were_warmed_up_host_the_policy_anew(monkeypatch: pytest.Mo
                     "policy": "tiers", "profile": "", "num_ranks": 2, "dp_rank": engine.rank,
                     "decisions": f"out/decisions-rank{engine.rank}.jsonl",
                 }  # fmt: skip
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_is_still_starting_is_killed_at_once_with_all_it_started() -> None:
+    """It would not hear that it is to stop for as long as its start takes."""
+
+    async def run() -> None:
+        command = "sleep 600 & echo $!; wait"
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", command, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdout is not None
+        await process.stdout.readline()
+        engine = Conversation(0, process)
+        ours, theirs = socket.socketpair()
+        connecting = asyncio.create_task(engine.connect(ours))
+        await asyncio.sleep(0)
+        with theirs:
+            await asyncio.wait_for(engine.stop(), 10.0)
+            assert process.returncode == -signal.SIGKILL
+            assert await process.stdout.read() == b"", "nobody holds its other end"
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
 
     asyncio.run(run())
 

@@ -200,4 +200,5 @@ def _report(title: str, result: LiveResult, slo: Any) -> None:
     if result.is_interrupted:
         raise KeyboardInterrupt
     if lag.refusal:
-        raise LiveError(f"TTFT is not reported: {lag.refusal}; send from a machine with more time to spare")
+        remedy = "send from a machine with more time to spare" if record.counts()["finished"] else "see the notes above"
+        raise LiveError(f"TTFT is not reported: {lag.refusal}; {remedy}")
