@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from simmoe.errors import LiveError, PolicyError, UsageError, did_you_mean
+from simmoe.errors import LiveError, PolicyError, UsageError
+from simmoe.live.engine.options import read_options
 from simmoe.policies.protocols import BatchPolicy, PolicyContext
 from simmoe.policies.registry import parse_policy
 from simmoe.policies.validate import check_k_floor
@@ -50,11 +51,7 @@ class PolicyOptions:
     @classmethod
     def given(cls, options: Mapping[str, Any]) -> PolicyOptions:
         """Return the options that a mapping names."""
-        known = [f.name for f in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise LiveError(f"{POLICY_KEY} has no option '{name}'{did_you_mean(name, known)}")
-        return cls(**options)
+        return cls(**read_options(cls, POLICY_KEY, options))
 
     @property
     def evidence_path(self) -> Path:

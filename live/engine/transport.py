@@ -7,10 +7,11 @@ one process and is pickled between several; under asynchronous scheduling k thus
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from simmoe.errors import LiveError
+from simmoe.live.engine.options import read_options
 
 K_ARG = "simmoe_k"
 """Key of a request's budget in ``SamplingParams.extra_args``."""
@@ -38,7 +39,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "default_k", self.default_k or self.k_max)
-        ks = tuple(self.captured_ks) or (self.k_max,)
+        ks = self.captured_ks or (self.k_max,)
         object.__setattr__(self, "captured_ks", ks)
         if not 1 <= self.default_k <= self.k_max:
             raise LiveError(f"default_k is {self.default_k}; this model takes 1 to {self.k_max}")
@@ -48,12 +49,8 @@ class EngineOptions:
     @classmethod
     def of(cls, vllm_config: Any) -> EngineOptions:
         """Return the options of a ``VllmConfig``."""
-        given = dict((vllm_config.additional_config or {}).get(CONFIG_KEY, {}))
-        known = {f.name for f in fields(cls)} - {"k_max"}
-        unknown = sorted(set(given) - known)
-        if unknown:
-            raise LiveError(f"additional_config['{CONFIG_KEY}'] has unknown {unknown}; known: {sorted(known)}")
-        return cls(k_max=model_k_max(vllm_config), **given)
+        given = (vllm_config.additional_config or {}).get(CONFIG_KEY, {})
+        return cls(k_max=model_k_max(vllm_config), **read_options(cls, CONFIG_KEY, given))
 
     def captured_at_least(self, k: int) -> int:
         """Return the smallest captured budget that is not below k."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simmoe.errors import LiveError, UsageError
+from simmoe.live.engine.device_clock import DeviceTimes
 from simmoe.live.engine.steps import StepRecord, StepRecorder, summarise
 from simmoe.live.engine.transport import EngineOptions, request_k
-from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt, RequestTimes
-from simmoe.live.measure.loads import LEAST_CALIBRATION_S, Loads, requests
+from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt, RequestTimes, longest_launches
+from simmoe.live.measure.loads import Loads, requests
 from simmoe.live.measure.models import OLMOE_1B_7B, split_config
 from simmoe.live.measure.plan import (
     MAX_HELD_KV_TOKENS,
@@ -46,12 +48,32 @@ def test_options_name_what_is_wrong() -> None:
     for ks in ((4, 2, 8), (2, 4), (0, 8), (2, 2, 8)):
         with pytest.raises(LiveError, match="captured_ks"):
             EngineOptions(k_max=8, captured_ks=ks)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"captured": [8]}, "has no option 'captured' (did you mean 'captured_ks'?)"),
+        ({"k_max": 4}, "has no option 'k_max'"),
+        ([8], "is a list; it must be an object"),
+        ({"default_k": "3"}, "['default_k'] is '3'; it must be an integer"),
+        ({"default_k": True}, "['default_k'] is True; it must be an integer"),
+        ({"default_k": 2.0}, "['default_k'] is 2.0; it must be an integer"),
+        ({"record_steps": "false"}, "['record_steps'] is 'false'; it must be true or false"),
+        ({"captured_ks": 8}, "['captured_ks'] is 8; it must be a list of integers"),
+        ({"captured_ks": ["8"]}, "['captured_ks'] is ['8']; it must be a list of integers"),
+        ({"captured_ks": None}, "['captured_ks'] is None; it must be a list of integers"),
+    ],
+)
+def test_what_vllms_configuration_says_of_simmoe_is_read_strictly(options: Any, message: str) -> None:
     config = SimpleNamespace(
-        additional_config={"simmoe": {"captured": [8]}},
+        additional_config={"simmoe": options},
         model_config=SimpleNamespace(model="m", hf_text_config=SimpleNamespace(num_experts_per_tok=8)),
     )
-    with pytest.raises(LiveError, match="unknown \\['captured'\\]"):
+    with pytest.raises(LiveError, match=re.escape(message)):
         EngineOptions.of(config)
+    config.additional_config = {"simmoe": {"captured_ks": [2, 8], "default_k": 2}}
+    assert EngineOptions.of(config) == EngineOptions(8, 2, (2, 8))
 
 
 @given(st.integers(1, 32))
@@ -231,13 +253,22 @@ def test_the_default_plan_reaches_every_captured_size_and_nothing_beyond_the_eng
     assert MAX_HELD_KV_TOKENS // 2 <= max(held) <= MAX_HELD_KV_TOKENS
 
 
+def test_a_step_is_launched_when_the_slowest_worker_has() -> None:
+    first = [DeviceTimes(i, 0.1 * i, 0.1 * i + 0.05, 0.01) for i in (1, 2, 3)]
+    second = [DeviceTimes(i, 0.2 * i, 0.2 * i + 0.05, launch_s) for i, launch_s in ((2, 0.03), (3, 0.005), (4, 0.5))]
+    told = list(longest_launches([first, second]))
+    assert [step.launch_s for step in told] == [0.01, 0.03, 0.01]
+    assert [step._replace(launch_s=0.01) for step in told] == first
+    assert list(longest_launches([first])) == first
+
+
 @given(st.floats(1.0, 200.0))
 def test_shortened_recordings_last_as_long_as_asked_and_leave_the_fit_its_share(seconds: float) -> None:
     full, loads = Loads(), Loads.lasting(seconds)
     assert [p.name for p in loads.poisson] == [p.name for p in full.poisson]
     assert sum(p.seconds for p in loads.poisson) == pytest.approx(seconds)
     lasts_s = {p.name: p.seconds for p in loads.poisson}
-    assert lasts_s[CALIBRATION] >= min(LEAST_CALIBRATION_S, seconds / 3, 8.0) * (1 - 1e-9)
+    assert lasts_s[CALIBRATION] >= min(seconds / 3, {p.name: p.seconds for p in full.poisson}[CALIBRATION]) * (1 - 1e-9)
     assert lasts_s["poisson-85"] == pytest.approx(lasts_s["poisson-50"])
 
 
