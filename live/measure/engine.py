@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,7 +176,8 @@ class MeasuredEngine:
     async def drain(self) -> list[StepRecord]:
         """Return the steps since the last call, with when the device ran them."""
         records = [StepRecord(*row) for row in await self.call("drain_steps")]
-        return self._timed.join(records, (DeviceTimes(*row) for row in await self.call_worker("drain_device_times")))
+        told = await self.llm.collective_rpc("drain_device_times")
+        return self._timed.join(records, longest_launches([DeviceTimes(*row) for row in rows] for rows in told))
 
     async def run(
         self, prompts: Sequence[Prompt], decode_seqs: int = 0, decode_ks: Sequence[int] = (), max_tokens: int = 0
@@ -266,6 +267,20 @@ class MeasuredEngine:
     async def _finish(stream: AsyncIterator[Any]) -> None:
         async for _ in stream:
             pass
+
+
+def longest_launches(told: Iterable[Sequence[DeviceTimes]]) -> Iterator[DeviceTimes]:
+    """Yield the first worker's steps, each with what the slowest of all workers took to launch it: the others wait.
+
+    Args:
+        told: each worker's steps.
+    """
+    first, *others = told
+    launches_s: dict[int, float] = {}
+    for step in (step for steps in others for step in steps):
+        launches_s[step.step] = max(step.launch_s, launches_s.get(step.step, 0.0))
+    for step in first:
+        yield step._replace(launch_s=max(step.launch_s, launches_s.get(step.step, 0.0)))
 
 
 def import_vllm() -> None:

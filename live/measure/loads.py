@@ -22,10 +22,6 @@ from simmoe.traces.summary import shipped
 BUDGETS = (16 / 32, 5 / 32)
 
 
-#: Seconds of the recording a fit may look at, at least: a hundred steps with prompts on two cards.
-LEAST_CALIBRATION_S = 6.0
-
-
 @dataclass(frozen=True)
 class Poisson:
     """Poisson arrivals for some time."""
@@ -51,13 +47,12 @@ class Loads:
     def lasting(cls, seconds: float) -> Loads:
         """Return all of them, shortened alike so that arrivals last so many seconds together.
 
-        The one that is fitted to is not shortened below LEAST_CALIBRATION_S where the others leave that much.
+        The one a fit may look at is the last to be: no more than to a third of all.
         """
         full = cls()
         lasts_s = {each.name: each.seconds for each in full.poisson}
         share = seconds / sum(lasts_s.values())
-        least_s = min(LEAST_CALIBRATION_S, lasts_s[CALIBRATION], seconds / len(lasts_s))
-        calibration_s = max(lasts_s[CALIBRATION] * share, least_s)
+        calibration_s = max(lasts_s[CALIBRATION] * share, min(lasts_s[CALIBRATION], seconds / len(lasts_s)))
         others = (seconds - calibration_s) / (sum(lasts_s.values()) - lasts_s[CALIBRATION])
         poisson = tuple(
             replace(each, seconds=calibration_s if each.name == CALIBRATION else each.seconds * others)
