@@ -8,11 +8,9 @@ was clocked, the same steps are predicted with what the host took for each as we
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simmoe.errors import ProfileError
+from simmoe.profiles.engines import require_same_engine
 from simmoe.profiles.loop import paces
-from simmoe.profiles.recorded_steps import RecordedStep, is_recording, read_recording
+from simmoe.profiles.recorded_steps import RecordedStep, read_header, read_recording
 from simmoe.profiles.residuals import Predictor
 from simmoe.profiles.shape import StepParts, StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import StepTable
-from simmoe.profiles.weights import are_others, weights_of
 
 #: Upper ends of the size classes errors are shown by, in tokens that run.
 SIZE_CLASSES = (64, 512, 2048, 8192)
@@ -314,46 +312,9 @@ def _classifier(table: StepTable, async_scheduling: bool) -> Callable[[StepShape
 
 def _header(table: StepTable, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return a recording's first line, after checking that it is of the table's engine."""
-    name, source = os.fspath(path), Path(path)
-    if not source.exists():
-        raise ProfileError(f"no recording '{name}'")
-    if not is_recording(source):
-        raise ProfileError(
-            f"'{name}' is no recording (the samples a table is fitted to cannot check it); recordings are the "
-            f"continuous-batching runs that 'simmoe profile measure' writes"
-        )
-    with gzip.open(source, "rt") if source.suffix == ".gz" else source.open() as file:
-        header: dict[str, Any] = json.loads(file.readline())
+    header = read_header(path)
     estimate = table.provenance.get("estimate")
     estimated = [{**estimate, "card": estimate["card"]["driver_name"]}] if estimate else []
     for run in [*table.provenance.get("runs", []), *estimated]:
-        for field in ("model", "card", "num_cards", "captured_sizes"):
-            if field in header and header[field] != run.get(field, header[field]):
-                raise ProfileError(
-                    f"'{name}' was recorded with {field} {_short(header[field])}, '{table.name}' is of "
-                    f"{_short(run[field])}; check a table on a run of its own engine"
-                )
-        recorded_with, fitted_with = weights_of(header), weights_of(run)
-        if are_others(recorded_with, fitted_with):
-            raise ProfileError(
-                f"'{name}' was recorded with weights '{recorded_with}', '{table.name}' is of '{fitted_with}', which "
-                f"route prompts otherwise; check a table on a run of its own engine"
-            )
-        if "engine_flags" in header and _whole_experts(header) != _whole_experts(run):
-            how = ("whole experts on each card", "a share of every expert on each card")
-            recorded, fitted = how if _whole_experts(header) else reversed(how)
-            raise ProfileError(
-                f"'{name}' was recorded with {recorded}, '{table.name}' is of {fitted}; check a table on a "
-                f"run of its own engine"
-            )
+        require_same_engine(header, run, os.fspath(path), f"'{table.name}'", "check a table on a run of its own engine")
     return header
-
-
-def _whole_experts(header: Mapping[str, Any]) -> bool:
-    return bool(header.get("engine_flags", {}).get("enable_expert_parallel"))
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return f"{len(value)} sizes up to {value[-1]}" if value else "none"
-    return f"'{value}'"

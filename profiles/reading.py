@@ -17,6 +17,11 @@ from simmoe.errors import DataError, ProfileError
 
 T = TypeVar("T")
 
+
+class NotJson(ProfileError):
+    """A text is no JSON, or JSON beyond what is read."""
+
+
 #: Digits of the largest whole number: no count here has more, and what has fits no machine word.
 MOST_DIGITS = 18
 
@@ -62,17 +67,17 @@ def parse_json(text: str | bytes, where: str) -> Any:
         text: of one value.
         where: it stands, such as "profile 'x.json'", for errors.
     Raises:
-        ProfileError: it is no JSON, is nested too deeply, has a name twice (of whose values JSON readers keep one,
+        NotJson: it is no JSON, is nested too deeply, has a name twice (of whose values JSON readers keep one,
             silently), or a whole number beyond MOST_DIGITS.
     """
     try:
         return json.loads(text, object_pairs_hook=_unrepeated, parse_int=_whole)
     except ProfileError as error:
-        raise ProfileError(f"{where} {error}") from None
+        raise NotJson(f"{where} {error}") from None
     except ValueError as error:
-        raise ProfileError(f"{where} is not JSON: {error}") from None
+        raise NotJson(f"{where} is not JSON: {error}") from None
     except RecursionError:
-        raise ProfileError(f"{where} is nested too deeply") from None
+        raise NotJson(f"{where} is nested too deeply") from None
 
 
 def build(cls: type[T], record: Mapping[str, Any], where: str) -> T:

@@ -6,15 +6,13 @@ A recording is JSON lines: a header that names the columns, then a line a record
 
 from __future__ import annotations
 
-import gzip
-import json
+import math
 import os
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from simmoe.errors import ProfileError
+from simmoe.profiles.reading import NotJson, parse_json, read_text
 from simmoe.profiles.samples import Kind, Mode, Sample
 
 FORMAT = "simmoe-recording"
@@ -36,6 +34,17 @@ _COLUMNS = (
     "decode_kv_tokens",
     "k_exec",
 )
+
+#: Fields of the first line that readers of a recording rest on, where they are there.
+_HEADER = {
+    "model": str,
+    "card": str,
+    "num_cards": int,
+    "k_max": int,
+    "captured_sizes": list,
+    "engine_flags": dict,
+    "async_scheduling": bool,
+}
 
 #: Seconds a recording may lack, or not know of some step.
 _OPTIONAL = ("device_start_s", "device_end_s", "launch_s", "schedule_end_s", "update_end_s")
@@ -86,11 +95,11 @@ def read_recording(path: str | os.PathLike[str], captured_sizes: Sequence[int]) 
     Raises:
         ProfileError: names the file, the line and what is wrong with it.
     """
-    name, text = _text(path)
+    name, header = os.fspath(path), read_header(path)
     largest = captured_sizes[-1] if captured_sizes else 0
     steps: list[RecordedStep] = []
     train: list[dict[str, Any]] = []
-    for number, recording, step in _steps(text, name):
+    for number, recording, step in _steps(_text(path), name, header):
         if step is None:
             train = []
             continue
@@ -115,23 +124,53 @@ def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[i
 
 
 def is_recording(path: str | os.PathLike[str]) -> bool:
-    """Whether a file's first line says it is a recording."""
-    source = Path(path)
+    """Whether a file's first line says it is a recording.
+
+    Raises:
+        ProfileError: the file cannot be read.
+    """
     try:
-        with gzip.open(source, "rt") if source.suffix == ".gz" else source.open() as file:
-            return bool(json.loads(file.readline()).get("format") == FORMAT)
-    except (OSError, EOFError, ValueError, AttributeError, zlib.error):
+        head = parse_json(_text(path).partition("\n")[0], "")
+    except NotJson:
         return False
+    return isinstance(head, dict) and head.get("format") == FORMAT
 
 
-def _text(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return the file's name and content."""
-    name, source = os.fspath(path), Path(path)
-    try:
-        content = source.read_bytes()
-        return name, (gzip.decompress(content) if source.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ProfileError(f"cannot read the recording '{name}': {error}") from None
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the first line of a recording: its columns, and the engine it is of.
+
+    Raises:
+        ProfileError: the file cannot be read, or is no recording.
+    """
+    name = os.fspath(path)
+    if not is_recording(path):
+        raise ProfileError(
+            f"'{name}' is no recording, whose first line says format '{FORMAT}' (the samples a table is fitted to "
+            f"cannot check it); recordings are the continuous-batching runs that 'simmoe profile measure' writes"
+        )
+    return _checked_header(parse_json(_text(path).partition("\n")[0], f"'{name}' line 1"), name)
+
+
+def _text(path: str | os.PathLike[str]) -> str:
+    return read_text(path, "the recording")
+
+
+def _checked_header(head: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a first line after checking what of it is there."""
+    if head.get("version") != VERSION:
+        raise ProfileError(f"'{name}' is a recording of version {head.get('version')}; this simmoe reads {VERSION}")
+    columns = head.get("steps")
+    if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
+        raise ProfileError(f"'{name}' names no columns of its steps in its first line")
+    missing = [column for column in _COLUMNS if column not in columns]
+    if missing:
+        raise ProfileError(f"'{name}' records steps without {', '.join(missing)}")
+    if len(set(columns)) < len(columns):
+        raise ProfileError(f"'{name}' names a column of its steps twice in its first line")
+    for field, kind in _HEADER.items():
+        if field in head and (not isinstance(head[field], kind) or (kind is int and isinstance(head[field], bool))):
+            raise ProfileError(f"'{name}' line 1: {field} is {head[field]!r}; it must be {kind.__name__}")
+    return head
 
 
 def _launch_s(taken_in: Mapping[str, Any], step: Mapping[str, Any]) -> float | None:
@@ -178,42 +217,55 @@ def _device_bound(before: Mapping[str, Any], step: Mapping[str, Any]) -> bool | 
     return bool(launched_s <= end_s - LAUNCHED_AHEAD * (end_s - ended_s))
 
 
-def _steps(text: str, name: str) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
+def _steps(text: str, name: str, header: Mapping[str, Any]) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
     """Yield each step's line number, recording and columns; None in their place where another recording begins."""
-    columns: list[str] | None = None
-    recording = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ProfileError(f"'{name}' line {number} is not JSON: {error}") from None
-        if columns is None:
-            if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("version") != VERSION:
-                raise ProfileError(f"'{name}' is no recording of version {VERSION}: see its first line")
-            columns = record.get("steps")
-            if not isinstance(columns, list):
-                raise ProfileError(f"'{name}' names no columns of its steps in its first line")
-            missing = [column for column in _COLUMNS if column not in columns]
-            if missing:
-                raise ProfileError(f"'{name}' records steps without {', '.join(missing)}")
-        elif isinstance(record, dict):
-            recording = record.get("recording", "")
+    recording, before_s = "", -math.inf
+    for number, line in enumerate(text.split("\n"), start=1):
+        where = f"'{name}' line {number}"
+        if number == 1 or not line:
+            continue
+        record = parse_json(line, where)
+        if isinstance(record, dict):
+            begun, before_s = record.get("recording"), -math.inf
+            if not isinstance(begun, str) or not begun.isprintable():
+                raise ProfileError(f"{where} has recording {begun!r}; it must be a name")
+            recording = begun
             yield number, recording, None
-        elif not isinstance(record, list) or not record:
-            raise ProfileError(f"'{name}' line {number} is neither a recording's name nor a row")
+        elif not isinstance(record, list) or not record or record[0] not in ("step", "request"):
+            raise ProfileError(f"{where} is neither a recording's name nor a row of a step or request")
         elif record[0] == "step":
-            if len(record) != len(columns) + 1:
-                raise ProfileError(f"'{name}' line {number} has {len(record) - 1} values for {len(columns)} columns")
-            step = dict(zip(columns, record[1:], strict=True))
-            for column in _COLUMNS:
-                kind = float if column in ("start_s", "output_s") else int
-                if isinstance(step[column], bool) or not isinstance(step[column], int | kind):
-                    raise ProfileError(f"'{name}' line {number}: {column} is {step[column]!r}, no {kind.__name__}")
-            for column in _OPTIONAL:
-                value = step.get(column)
-                if isinstance(value, bool) or not isinstance(value, int | float | None):
-                    raise ProfileError(f"'{name}' line {number}: {column} is {value!r}, no float and no null")
+            step = _checked_step(record[1:], header, where)
+            if step["start_s"] < before_s:
+                raise ProfileError(f"{where}: start_s is {step['start_s']}, before the {before_s} of the step before")
+            before_s = step["start_s"]
             yield number, recording, step
+
+
+def _checked_step(values: Sequence[Any], header: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a row by its columns, after checking those that are read."""
+    columns = header["steps"]
+    if len(values) != len(columns):
+        raise ProfileError(f"{where} has {len(values)} values for {len(columns)} columns")
+    step = dict(zip(columns, values, strict=True))
+    for column in _COLUMNS:
+        kind = float if column in ("start_s", "output_s") else int
+        if isinstance(step[column], bool) or not isinstance(step[column], int | kind):
+            raise ProfileError(f"{where}: {column} is {step[column]!r}, no {kind.__name__}")
+    for column in _OPTIONAL:
+        value = step.get(column)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise ProfileError(f"{where}: {column} is {value!r}, no float and no null")
+    for column in ("start_s", "output_s", *_OPTIONAL):
+        value = step.get(column)
+        if value is not None and not math.isfinite(value):
+            raise ProfileError(f"{where}: {column} is {value}; it must be finite")
+    if step["output_s"] < step["start_s"]:
+        raise ProfileError(f"{where}: output_s {step['output_s']} is before start_s {step['start_s']}")
+    if (step.get("launch_s") or 0.0) < 0:
+        raise ProfileError(f"{where}: launch_s is {step['launch_s']}; it must be at least 0")
+    if step["k_exec"] > header.get("k_max", step["k_exec"]):
+        raise ProfileError(f"{where}: k_exec is {step['k_exec']}; the first line's k_max is {header['k_max']}")
+    return step
 
 
 def _pace_s(before: Mapping[str, Any], step: Mapping[str, Any]) -> float:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 LOAD_FORMAT = "simmoe-dummy"
@@ -46,13 +42,6 @@ def weights_of_table(provenance: Mapping[str, Any]) -> str | None:
     estimate = provenance.get("estimate")
     run = estimate or next(iter(provenance.get("runs", [])), None)
     return weights_of(run) if run else None
-
-
-def weights_recorded(path: str | os.PathLike[str]) -> str:
-    """Return the weights of the engine that a recording is of."""
-    source = Path(path)
-    with gzip.open(source, "rt") if source.suffix == ".gz" else source.open() as file:
-        return weights_of(json.loads(file.readline()))
 
 
 def weights_served(arguments: Sequence[str]) -> str:

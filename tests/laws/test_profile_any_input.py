@@ -121,7 +121,9 @@ def test_any_table_is_read_or_refused_and_what_is_read_shows(data: st.DataObject
 def test_any_recording_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     columns = ["start_s", "output_s", "num_prefill_tokens", "prefill_kv_pairs", "num_prefill_seqs", "num_decode_seqs"]
     columns += ["decode_kv_tokens", "k_exec"]
-    head = {"format": "simmoe-recording", "version": 1, "steps": columns, "async_scheduling": True}
+    run = SYNTHETIC["provenance"]["runs"][0]
+    head = {"format": "simmoe-recording", "version": 1, "steps": columns, "async_scheduling": True, "k_max": 32}
+    head |= {field: run[field] for field in ("model", "card", "num_cards", "captured_sizes", "engine_flags")}
     lines: list[Any] = [head, {"recording": "burst"}]
     lines += [["step", 0.1 * i, 0.1 * i + 0.15, 0, 0, 0, 4, 400, 8] for i in range(4)]
     path = data.draw(st.sampled_from([*((i,) for i in range(len(lines))), *places(lines, 3)]))

@@ -45,6 +45,13 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
 
 
+#: What a recording says of its engine, as the synthetic table's samples do.
+ENGINE = {
+    field: load_profile(SYNTHETIC).provenance["runs"][0][field]
+    for field in ("model", "card", "num_cards", "captured_sizes", "engine_flags")
+}
+
+
 def write_recording(
     path: Path,
     pace_s: Callable[[StepShape], float],
@@ -53,7 +60,7 @@ def write_recording(
     **header: Any,
 ) -> Path:
     """Write a busy engine's steps, each as long as ``pace_s`` says."""
-    head = {"format": "simmoe-recording", "version": 1, "steps": COLUMNS, "requests": [], **header}
+    head = {"format": "simmoe-recording", "version": 1, "steps": COLUMNS, "requests": [], **ENGINE, **header}
     lines = [json.dumps(head), json.dumps({"recording": name})]
     now_s = 0.0
     for shape in (shapes[0], *shapes):
@@ -248,6 +255,15 @@ def test_an_estimate_is_not_checked_on_another_card(tmp_path: Path, capsys: pyte
     assert "was recorded with card 'NVIDIA H200'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("field", ENGINE)
+def test_a_recording_that_does_not_say_its_engine_is_refused(tmp_path: Path, field: str) -> None:
+    path = write_recording(tmp_path / "r.jsonl", load_profile(SYNTHETIC).cost().step_s)
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({k: v for k, v in json.loads(head).items() if k != field}), *rows]))
+    with pytest.raises(ProfileError, match=f"r.jsonl' does not say its {field}: it cannot be told"):
+        checked_steps(load_profile(SYNTHETIC).table, [path])
+
+
 def test_what_took_part_in_a_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples = profile_path(DEFAULT_PROFILE).parent / "raw" / f"{DEFAULT_PROFILE}.jsonl.gz"
     assert run(["profile", "check", DEFAULT_PROFILE, str(samples)]) == 3
@@ -331,7 +347,7 @@ def write_clocked_recording(path: Path, host_factor: Callable[[int], float]) -> 
     Two steps are under way; a step's clocks are those of the loop, written out one after the other.
     """
     cost = load_profile(SYNTHETIC).cost()
-    head = {"format": "simmoe-recording", "version": 1, "steps": [*COLUMNS, *CLOCKS], "requests": []}
+    head = {"format": "simmoe-recording", "version": 1, "steps": [*COLUMNS, *CLOCKS], "requests": [], **ENGINE}
     composed_s = ended_s = 0.0
     rows: list[dict[str, Any]] = []
     for i, shape in enumerate([SHAPES[0], *SHAPES * 3]):

@@ -144,3 +144,23 @@ def test_equal_pictures_are_equal_bytes(tmp_path: Path) -> None:
         for name in ("a", "b"):
             assert run(["profile", "plot", SYNTHETIC, "--out", str(tmp_path / f"{name}{suffix}")]) == 0
         assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
+
+
+def test_fit_takes_each_file_once_of_one_engine_and_writes_what_a_name_finds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = profile_path("olmoe-1b-7b-tp2-h200").parent / "raw"
+    samples, out = str(raw / "olmoe-1b-7b-tp2-h200.jsonl.gz"), str(tmp_path / "mine.json")
+    for other, message in (
+        ("qwen3-30b-a3b-h200", "was recorded with model 'Qwen/Qwen3-30B-A3B', the sample file is of"),
+        ("olmoe-1b-7b-h200", "was recorded with num_cards '1', the sample file is of '2'; fit one engine at a time"),
+        ("olmoe-1b-7b-tp2-ep-h200", "was recorded with whole experts on each card"),
+    ):
+        assert run(["profile", "fit", samples, str(raw / f"{other}-recording.jsonl.gz"), "--out", out]) == 3
+        assert message in capsys.readouterr().err
+    assert run(["profile", "fit", samples, samples, "--out", out]) == 2
+    assert "is named twice" in capsys.readouterr().err
+    for name in ("mine", "mine.txt", ""):
+        assert run(["profile", "fit", samples, "--out", name]) == 2
+        assert "names no table; end it in .json" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

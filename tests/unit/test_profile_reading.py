@@ -15,9 +15,10 @@ from simmoe.profiles.catalog import load_profile, profile_path
 from simmoe.profiles.layer_times import read_layer_times
 from simmoe.profiles.models import read_model
 from simmoe.profiles.reading import MOST_DIGITS, parse_json, read_text
+from simmoe.profiles.recorded_steps import read_header
 from simmoe.profiles.samples import read_samples
 
-READERS: list[Callable[[str], Any]] = [load_profile, read_samples, read_layer_times, read_model]
+READERS: list[Callable[[str], Any]] = [load_profile, read_samples, read_layer_times, read_model, read_header]
 
 
 def refused(reader: Callable[[str], Any], path: Path) -> str:
@@ -39,7 +40,7 @@ def test_every_reader_names_what_it_cannot_read(tmp_path: Path, reader: Callable
         refused(reader, path)
 
 
-@pytest.mark.parametrize("reader", [load_profile, read_samples, read_layer_times])
+@pytest.mark.parametrize("reader", [load_profile, read_samples, read_layer_times, read_header])
 def test_a_folder_is_no_file(tmp_path: Path, reader: Callable[[str], Any]) -> None:
     (tmp_path / "a.json").mkdir()
     assert "it is a folder; name a file" in refused(reader, tmp_path / "a.json")

@@ -148,14 +148,36 @@ def test_gzipped_recordings_are_read_and_recognised(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert read_recorded_steps(packed, [4]) == read_recorded_steps(path, [4])
     assert is_recording(packed) and is_recording(path)
-    assert not is_recording(tmp_path / "absent.jsonl") and not is_recording(Path(__file__))
+    assert not is_recording(Path(__file__))
+    with pytest.raises(ProfileError, match="cannot read the recording"):
+        is_recording(tmp_path / "absent.jsonl")
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([{"format": "csv"}], "is no recording of version 1"),
-        ([{**HEAD, "version": 2}], "is no recording of version 1"),
+        ([{"format": "csv"}], "is no recording, whose first line says format 'simmoe-recording'"),
+        ([{**HEAD, "version": 2}], "is a recording of version 2; this simmoe reads 1"),
+        ([{**HEAD, "steps": None}], "names no columns"),
+        ([{**HEAD, "steps": [*COLUMNS, 5]}], "names no columns"),
+        ([{**HEAD, "steps": [*COLUMNS, "start_s"]}], "names a column of its steps twice"),
+        ([{**HEAD, "engine_flags": None}], "line 1: engine_flags is None; it must be dict"),
+        ([{**HEAD, "async_scheduling": "no"}], "line 1: async_scheduling is 'no'; it must be bool"),
+        ([{**HEAD, "k_max": True}], "line 1: k_max is True; it must be int"),
+        ([{**HEAD, "k_max": 4}, FIRST, BUSY], "line 3: k_exec is 8; the first line's k_max is 4"),
+        ([HEAD, {"recording": 5}], "line 2 has recording 5; it must be a name"),
+        ([HEAD, {"load": "a"}], "line 2 has recording None; it must be a name"),
+        ([HEAD, ["pause", 1]], "line 2 is neither a recording's name nor a row of a step or request"),
+        ([HEAD, ["step", float("nan"), *FIRST[2:]]], "line 2: start_s is nan; it must be finite"),
+        ([HEAD, [*FIRST[:2], float("inf"), *FIRST[3:]]], "line 2: output_s is inf; it must be finite"),
+        ([HEAD, [*FIRST[:2], -1.0, *FIRST[3:]]], "line 2: output_s -1.0 is before start_s 0.0"),
+        ([HEAD, BUSY, FIRST], "line 3: start_s is 0.0, before the 0.005 of the step before"),
+        (
+            [{**HEAD, "steps": [*COLUMNS, "launch_s"]}, [*FIRST, -0.1]],
+            "line 2: launch_s is -0.1; it must be at least 0",
+        ),
+        ([{**HEAD, "steps": [*COLUMNS, "update_end_s"]}, [*FIRST, float("inf")]], "update_end_s is inf"),
+        ([HEAD, [*FIRST[:7], 10**30, *FIRST[8:]]], "line 2 has the number 100000000… of 31 digits"),
         ([{**HEAD, "steps": COLUMNS[:-2]}], "records steps without k_exec"),
         ([HEAD, FIRST[:-1]], "line 2 has 8 values for 9 columns"),
         ([HEAD, FIRST, [*BUSY[:8], 0, 3]], "line 3: k is 0"),

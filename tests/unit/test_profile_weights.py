@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from simmoe.profiles.weights import (
     REVISION_1,
     WEIGHTS,
     weights_of_table,
-    weights_recorded,
     weights_served,
 )
 
@@ -75,25 +74,17 @@ def test_an_engine_s_arguments_tell_its_weights(arguments: list[str], weights: s
     assert weights_served(arguments) == weights
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-@pytest.mark.parametrize(("header", "weights"), [({}, REVISION_1), ({"weights": WEIGHTS}, WEIGHTS)])
-def test_a_recording_that_does_not_say_is_of_the_first_revision(
-    tmp_path: Path, suffix: str, header: dict[str, Any], weights: str
-) -> None:
-    path = recording(tmp_path / f"r.jsonl{suffix}", **header)
-    assert weights_recorded(path) == weights
-
-
-def recording(path: Path, **header: Any) -> Path:
-    """Write a recording of two busy steps."""
+def recording(path: Path, engine: Mapping[str, Any], **header: Any) -> Path:
+    """Write a recording of two busy steps of the engine of a sample file's header."""
     columns = [
         "start_s", "output_s", "num_prefill_tokens", "prefill_kv_pairs", "num_prefill_seqs", "num_decode_seqs",
         "decode_kv_tokens", "k_exec",
     ]  # fmt: skip
-    head = {"format": "simmoe-recording", "version": 1, "steps": columns, "requests": [], **header}
+    head = {"format": "simmoe-recording", "version": 1, "steps": columns, "requests": []}
+    head |= {name: engine[name] for name in ("model", "card", "num_cards", "captured_sizes", "engine_flags")} | header
     steps = [["step", i * 0.01 - 1e-4, (i + 1) * 0.01, 0, 0, 0, 4, 40, 8] for i in range(3)]
     lines = "".join(json.dumps(line) + "\n" for line in [head, {"recording": "burst"}, *steps])
-    path.write_bytes(gzip.compress(lines.encode()) if path.suffix == ".gz" else lines.encode())
+    path.write_text(lines)
     return path
 
 
@@ -124,7 +115,7 @@ def test_diff_says_that_weights_differ(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_table_is_not_checked_on_a_recording_of_other_weights(
     of_table: str, header: dict[str, Any], refused: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = recording(tmp_path / "r.jsonl", **header)
+    path = recording(tmp_path / "r.jsonl", load_profile(MEASURED).provenance["runs"][0], **header)
     code = run(["profile", "check", table_of(of_table, tmp_path), str(path)])
     err = capsys.readouterr().err
     assert ("was recorded with weights" in err) == refused
@@ -148,9 +139,9 @@ def test_a_recording_of_other_weights_takes_no_part_in_a_fit(
     with SampleWriter(samples, replace(engine.header(), weights=WEIGHTS)) as writer:
         for sample in engine.samples():
             writer.write(sample)
-    path = recording(tmp_path / "r.jsonl")
-    assert run(["profile", "fit", str(samples), str(path), "--out", str(out)]) == 2
-    assert f"was recorded with the weights '{REVISION_1}', the samples are of '{WEIGHTS}'" in capsys.readouterr().err
+    path = recording(tmp_path / "r.jsonl", asdict(engine.header()))
+    assert run(["profile", "fit", str(samples), str(path), "--out", str(out)]) == 3
+    assert f"was recorded with weights '{REVISION_1}', the sample file is of '{WEIGHTS}'" in capsys.readouterr().err
     assert not out.exists()
 
 

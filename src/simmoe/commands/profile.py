@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -93,24 +94,25 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
     """
     from rich.console import Console
 
+    from simmoe.commands.profile_roofline import require_table_name
     from simmoe.commands.profile_view import residual_table
+    from simmoe.profiles.engines import require_same_engine
     from simmoe.profiles.fit import fit_table
-    from simmoe.profiles.recorded_steps import is_recording, read_recording
+    from simmoe.profiles.recorded_steps import is_recording, read_header, read_recording
     from simmoe.profiles.samples import read_samples
     from simmoe.profiles.table_file import write_table
-    from simmoe.profiles.weights import are_others, weights_recorded
 
+    require_table_name(out)
+    repeated = [path for place, path in enumerate(raw) if path.resolve() in {p.resolve() for p in raw[:place]}]
+    if repeated:
+        raise UsageError(f"'{repeated[0]}' is named twice; its samples would count twice")
     runs = [read_samples(path) for path in raw if not is_recording(path)]
     if not runs:
         raise UsageError(f"no sample file among {', '.join(map(str, raw))}; a table is fitted to at least one")
     header = runs[0][0]
     recordings = [path for path in raw if is_recording(path)]
     for path in recordings:
-        if are_others(weights := weights_recorded(path), header.weights):
-            raise UsageError(
-                f"'{path}' was recorded with the weights '{weights}', the samples are of '{header.weights}'; fit one "
-                f"engine at a time"
-            )
+        require_same_engine(read_header(path), asdict(header), str(path), "the sample file", "fit one engine at a time")
     recorded = [step for path in recordings for step in read_recording(path, header.captured_sizes)]
     status = "synthetic" if synthetic else "measured"
     summary = summary or f"{header.model} on {header.card}"
@@ -200,7 +202,10 @@ def measure(
 ) -> None:
     """Measure a model on this machine's GPU through vLLM, prove the k that ran, and fit the table."""
     from simmoe.commands.profile_measure import MeasureOptions, measure_samples
+    from simmoe.commands.profile_roofline import require_table_name
 
+    if out is not None:
+        require_table_name(out)
     limit_s = float("inf") if time_limit is None else time_limit
     options = MeasureOptions(
         model, split, raw, graphs, sync, budgets, max_tokens, tensor_parallel, expert_parallel, passes,

@@ -67,8 +67,8 @@ def roofline(
         raise UsageError("name the card and the model: --gpu NAME --model NAME (or --error, for the method's errors)")
     if expert_parallel and tensor_parallel == 1:
         raise UsageError("--expert-parallel spreads experts over cards: say how many with --tensor-parallel")
-    if out is not None and out.suffix != ".json":
-        raise UsageError(f"--out '{out}' names no table; end it in .json")
+    if out is not None:
+        require_table_name(out)
     card = card_named(gpu) if gpu is not None else None
     read = read_model(model) if model is not None else None
     tables = [(name, load_profile(name).table) for name in profile_names()]
@@ -95,6 +95,16 @@ def roofline(
         click.echo(f"the shipped profile '{estimated.name}' was measured on this card", err=True)
     if out is not None:
         click.echo(f"wrote {out}", err=True)
+
+
+def require_table_name(out: Path) -> None:
+    """Refuse a name that no profile is found by, before anything is computed.
+
+    Raises:
+        UsageError: it does not end in .json.
+    """
+    if out.suffix != ".json":
+        raise UsageError(f"--out '{out}' names no table; end it in .json")
 
 
 def error_lines(rows: Iterable[HeldOut]) -> Iterator[str]:
