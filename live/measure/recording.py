@@ -44,6 +44,8 @@ class Recording:
     requests: list[tuple[float, ...]]
     """Rows of REQUEST_COLUMNS: due, sent and received on the client's side, queued, scheduled and output on the
     engine's."""
+    monotonic_s: float = 0.0
+    """Its start on ``time.monotonic()`` of the machine, to lay what else was logged there beside it; 0: not known."""
 
     def drain_rate(self) -> float:
         """Return requests finished a second between a fifth and four fifths of all, the engine's clock."""
@@ -75,7 +77,7 @@ async def record(engine: MeasuredEngine, name: str, load: str, arrivals: Sequenc
             task.cancel()  # none that is done; all where the recording itself is cancelled
     steps = [_step_row(step, start_s) for step in await engine.drain()]
     rows = [_request_row(due_s, t, start_s) for (due_s, _), t in zip(arrivals, times, strict=True)]
-    return Recording(name, load, steps, rows)
+    return Recording(name, load, steps, rows, round(start_s, 3))
 
 
 def poisson(prompts: Sequence[Prompt], rate: float, seed: int) -> list[tuple[float, Prompt]]:
@@ -101,7 +103,8 @@ def append(recording: Recording, header: dict[str, Any], path: Path) -> None:
     else:
         head = {"format": FORMAT, "version": VERSION, "steps": STEP_COLUMNS, "requests": REQUEST_COLUMNS, **header}
         lines = [json.dumps(head)]
-    lines.append(json.dumps({"recording": recording.name, "load": recording.load}))
+    began = {"recording": recording.name, "load": recording.load, "monotonic_s": recording.monotonic_s}
+    lines.append(json.dumps(began))
     lines += [json.dumps(["request", *row], separators=(",", ":")) for row in recording.requests]
     lines += [json.dumps(["step", *row], separators=(",", ":")) for row in recording.steps]
     partial = path.with_name(f".partial.{path.name}")
@@ -122,7 +125,8 @@ def read(path: Path) -> list[Recording]:
     for line in path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else ():
         record = json.loads(line)
         if isinstance(record, dict):
-            recordings.append(Recording(record["recording"], record.get("load", ""), [], []))
+            began_s = record.get("monotonic_s", 0.0)
+            recordings.append(Recording(record["recording"], record.get("load", ""), [], [], began_s))
         else:
             kind, *row = record
             rows = recordings[-1].requests if kind == "request" else recordings[-1].steps

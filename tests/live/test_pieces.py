@@ -320,8 +320,9 @@ def test_a_recording_begun_with_other_columns_is_not_continued(tmp_path: Path) -
     path = tmp_path / "recording.jsonl"
     first = Recording("burst", "all at once", [], [])
     append(first, {"model": "tiny"}, path)
-    append(Recording("poisson-50", "some", [], []), {}, path)
-    assert [r.name for r in read(path)] == ["burst", "poisson-50"]
+    second = Recording("poisson-50", "some", [], [], 12.5)
+    append(second, {}, path)
+    assert read(path) == [first, second]
     path.write_text(path.read_text().replace(', "update_end_s"', "", 1))
     with pytest.raises(LiveError, match=r"'recording\.jsonl' was begun with other columns"):
         append(first, {}, path)
