@@ -42,8 +42,8 @@ def read_bytes(path: str | os.PathLike[str], what: str) -> bytes:
             kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device"
             raise ProfileError(f"cannot read {name}: it is {kind}; name a file")
         content = Path(path).read_bytes()
-    except OSError as error:
-        raise ProfileError(f"cannot read {name}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
     if Path(path).suffix != ".gz":
         return content
     try:
