@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from simmoe.errors import LiveError
 from simmoe.live.server.dispatch import Dispatcher
+from simmoe.live.server.engine_log import last_failure
 from simmoe.live.server.exchange import Exchange
 from simmoe.live.server.probe import Answer, Prober
 from simmoe.live.server.process_watch import engine_processes, first_death
@@ -33,6 +34,9 @@ STOP_S = 20.0
 """How long an engine may take to stop when asked."""
 
 _MAX_BACKOFF_S = 30.0
+_MAX_FAILURE = 400
+"""Characters of a log's line in a message."""
+
 _NOBODY_THERE = (ConnectionRefusedError, ConnectionResetError, BrokenPipeError, FileNotFoundError)
 
 log = logging.getLogger(__name__)
@@ -98,11 +102,13 @@ class Replica:
         """Publish the engine's counts until it is dead; return why it is thought to be.
 
         What dies is noticed once it has been silent for ``UNRESPONSIVE_S``, or as soon as its connections are lost:
-        then it is asked again at once, and a second time, since one lost connection is no proof.
+        then it is asked again at once, and a second time, since one lost connection is no proof. Time in which this
+        process stood still is not the engine's silence.
         """
-        heard_s, is_refused = time.monotonic(), False
+        silent_s, is_refused = 0.0, False
         while True:
             self._wake.clear()
+            asked_s = time.monotonic()
             mark = self.dispatcher.mark(self.rank) if self.dispatcher else 0
             try:
                 answer = await self._prober.ask(_ANSWER_S)
@@ -112,7 +118,7 @@ class Replica:
                 is_refused = True
                 continue
             except OSError as error:  # no answer in time, or no way to ask: no proof of anything
-                silent_s = time.monotonic() - heard_s
+                silent_s += PUBLISH_INTERVAL_S + min(_ANSWER_S, time.monotonic() - asked_s)
                 if silent_s >= HUNG_S:
                     return f"silent for {silent_s:.0f} s ({described(error)})"
                 if self.state == "up" and (isinstance(error, TimeoutError) or silent_s >= UNRESPONSIVE_S):
@@ -120,7 +126,7 @@ class Replica:
             else:
                 if not answer.is_healthy:
                     return "its server says that the engine is dead"
-                heard_s, is_refused = time.monotonic(), False
+                silent_s, is_refused = 0.0, False
                 self._heard(answer, mark)
             await self._pause(PUBLISH_INTERVAL_S)
 
@@ -274,7 +280,6 @@ class LocalReplica(Replica):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _last_line(self) -> str:
-        """Return the last lines of the log that say what went wrong, as part of a message."""
-        lines = self._log_path.read_text(errors="replace").strip().splitlines()[-200:]
-        errors = [line for line in lines if "Error" in line] or lines[-1:]
-        return f" ({errors[-1].strip()[-300:]}); see '{self._log_path}'" if errors else ""
+        """Return what the log says of it, as part of a message."""
+        failure = last_failure(self._log_path.read_text(errors="replace"))
+        return f" ({failure[:_MAX_FAILURE]}); see '{self._log_path}'" if failure else ""

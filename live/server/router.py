@@ -28,7 +28,7 @@ from simmoe.policies.views import RequestView
 
 ROUTED_PATHS = ("/v1/completions", "/v1/chat/completions")
 MAX_ATTEMPTS = 4
-"""How many engines a request is tried on before it gets a 502."""
+"""How many engines a request is tried on before it gets a 503."""
 
 RETRY_AFTER_S = 1
 _GUARDED = ("/v1", STEPS_PATH)

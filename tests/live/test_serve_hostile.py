@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,15 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.deployment import NOTICED_S
 from tests.support.stub_engine import FACTS
 
 if find_spec("httptools") is None:
     pytest.skip("the server is not installed: pip install 'simmoe[serve]'", allow_module_level=True)
 
+from simmoe.live.server import replica as replica_module
 from simmoe.live.server import upstream
 from simmoe.live.server.client import IDLE_TIMEOUT_S, MAX_BODY_BYTES, ClientConnection, Request
+from simmoe.live.server.dispatch import Counts
 from simmoe.live.server.exchange import Exchange, Outcome
 from simmoe.live.server.probe import Answer, Prober, parse_metrics
+from simmoe.live.server.replica import HUNG_S, PUBLISH_INTERVAL_S, UNRESPONSIVE_S, Replica
 from simmoe.live.server.upstream import Address, fetch
 
 IN_TIME_S = 20.0
@@ -175,6 +180,131 @@ def test_what_of_a_url_would_not_be_sent_is_refused(url: str) -> None:
 
     with pytest.raises(UsageError, match=r"^the URL of gpu1 has a .*, which is not sent; write http://host:port$"):
         Address.parse(url)
+
+
+class Clock:
+    """Time as the one who watches a replica sees it, and what each question comes to."""
+
+    def __init__(self, questions: Iterable[Question]) -> None:
+        self.now_s = 0.0
+        self.num_pauses = 0
+        self.is_over = asyncio.Event()
+        self._questions = iter(questions)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    async def ask(self, timeout_s: float) -> Answer:
+        question = next(self._questions, None)
+        if question is None:
+            self.is_over.set()
+            await asyncio.Event().wait()
+        assert question is not None
+        return question(self, timeout_s)
+
+
+class Watched(Replica):
+    """Asks the clock, and waits by it."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(0, Address("gpu1", 8000))
+        self._prober = clock  # type: ignore[assignment]
+        self._clock = clock
+
+    async def _pause(self, seconds: float) -> None:
+        self._clock.now_s += seconds
+        self._clock.num_pauses += 1
+
+
+Question = Callable[[Clock, float], Answer]
+
+
+def well(clock: Clock, timeout_s: float) -> Answer:
+    return Answer(True, Counts(), {})
+
+
+def ill(clock: Clock, timeout_s: float) -> Answer:
+    return Answer(False, Counts(), {})
+
+
+def silent(clock: Clock, timeout_s: float) -> Answer:
+    clock.now_s += timeout_s
+    raise TimeoutError
+
+
+def refused(clock: Clock, timeout_s: float) -> Answer:
+    raise ConnectionRefusedError
+
+
+def reset(clock: Clock, timeout_s: float) -> Answer:
+    raise ConnectionResetError
+
+
+def unreachable(clock: Clock, timeout_s: float) -> Answer:
+    raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+
+def stood_still(clock: Clock, timeout_s: float) -> Answer:
+    """The one who asks was stopped for an hour."""
+    clock.now_s += 3600.0
+    raise TimeoutError
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, *questions: Question) -> list[tuple[str, float, int]]:
+    """Return each state a replica comes to, how long after its last good answer, and the pauses since."""
+    changes: list[tuple[str, float, int]] = []
+
+    async def test() -> None:
+        clock = Clock(questions)
+        monkeypatch.setattr(replica_module, "time", clock)
+        replica = Watched(clock)
+
+        def note(replica: Replica, why: str) -> None:
+            if replica.state == "up":
+                clock.now_s, clock.num_pauses = 0.0, 0
+            changes.append((replica.state, clock.now_s, clock.num_pauses))
+            if replica.state == "down":
+                clock.is_over.set()
+
+        replica.on_change = note
+        watching = asyncio.create_task(replica.run())
+        await clock.is_over.wait()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    run(test())
+    return changes
+
+
+@pytest.mark.parametrize("first", [refused, reset])
+@pytest.mark.parametrize("second", [refused, reset])
+def test_who_is_lost_is_asked_again_at_once(monkeypatch: pytest.MonkeyPatch, first: Question, second: Question) -> None:
+    _, down = watched(monkeypatch, well, first, second)
+    assert down == ("down", PUBLISH_INTERVAL_S, 1), "no pause but the one before the first question"
+
+
+def test_one_lost_connection_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [state for state, *_ in watched(monkeypatch, well, reset, well, reset, well)] == ["up"]
+
+
+@pytest.mark.parametrize("how", [silent, unreachable])
+def test_who_is_silent_is_noticed_within_the_bound_and_dead_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, how: Question
+) -> None:
+    changes = watched(monkeypatch, well, *[how] * 1000)
+    assert [state for state, *_ in changes] == ["up", "unresponsive", "down"]
+    (_, noticed_s, _), (_, dead_s, _) = changes[1:]
+    assert noticed_s <= UNRESPONSIVE_S + PUBLISH_INTERVAL_S < NOTICED_S
+    assert HUNG_S <= dead_s < HUNG_S + 2 * UNRESPONSIVE_S
+
+
+def test_an_engine_does_not_die_of_a_router_that_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = watched(monkeypatch, well, stood_still, well, stood_still, stood_still, well)
+    assert [state for state, *_ in changes] == ["up", "unresponsive", "up", "unresponsive", "up"]
+
+
+def test_an_engine_that_says_it_is_dead_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [state for state, *_ in watched(monkeypatch, well, silent, ill)] == ["up", "unresponsive", "down"]
 
 
 class Clients:
