@@ -195,7 +195,8 @@ class LocalReplica(Replica):
             began_s = time.monotonic()
             why = await self._live()
             was_up = self.state in ("up", "unresponsive")
-            self._left(why)
+            self._left(why)  # before the kernel has taken it apart, which may take seconds
+            await self._end()
             if not self.first_up.done():
                 self.first_up.set_exception(LiveError(f"replica {self.rank} did not start: {why}{self._last_line()}"))
                 return
@@ -215,8 +216,7 @@ class LocalReplica(Replica):
                 await asyncio.wait_for(process.wait(), STOP_S)
             except TimeoutError:
                 log.warning("replica %d did not stop within %.0f s and is killed", self.rank, STOP_S)
-        self._kill()
-        await process.wait()
+        await self._end()
 
     async def _live(self) -> str:
         """Start the engine, wait until it answers, watch it until it is dead, and return why."""
@@ -246,9 +246,6 @@ class LocalReplica(Replica):
         finally:
             watch_task.cancel()
             exit_task.cancel()
-            if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                self._kill()
-                await process.wait()
 
     async def _start_and_watch(self) -> str:
         while True:  # loading a model takes as long as it takes; a process that ends is noticed by its exit
@@ -259,10 +256,10 @@ class LocalReplica(Replica):
             await asyncio.sleep(PUBLISH_INTERVAL_S)
         assert self.pid is not None
         serving = asyncio.ensure_future(self._warm_up_and_watch(answer.facts))
-        with first_death(engine_processes(self.pid)) as death:
+        with first_death([self.pid, *engine_processes(self.pid)]) as death:
             try:
                 await asyncio.wait((serving, death), return_when=asyncio.FIRST_COMPLETED)
-                return f"its engine's process {death.result()} has ended" if death.done() else serving.result()
+                return f"its process {death.result()} has ended" if death.done() else serving.result()
             finally:
                 serving.cancel()
 
@@ -272,6 +269,11 @@ class LocalReplica(Replica):
         except OSError as error:
             return f"it was lost while it was warmed up ({type(error).__name__})"
         return await self._watch()
+
+    async def _end(self) -> None:
+        assert self._process is not None
+        self._kill()
+        await self._process.wait()
 
     def _kill(self) -> None:
         """Kill the process and all it started: an orphaned engine core would keep the GPU's memory."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from simmoe.live.server.process_watch import engine_processes, first_death
+from simmoe.live.server.process_watch import engine_processes, first_death, is_dying
 from tests.support.deployment import wait_for
 
 uvloop = pytest.importorskip("uvloop", reason="the server is not installed: pip install 'simmoe[serve]'")
@@ -71,3 +71,22 @@ def test_a_server_without_processes_has_none() -> None:
     with server("sleep 60 & wait") as pid:
         assert engine_processes(pid) == []
     assert engine_processes(pid) == []
+
+
+def stat_with(place: int, value: bytes) -> bytes:
+    """Return what /proc tells of this process, with a field after its name changed, and a name that is a trap."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    fields[place] = value
+    return b"7 (a) Z 4 (b) " + b" ".join(fields)
+
+
+def test_one_that_was_killed_is_dying_before_the_kernel_has_taken_it_apart() -> None:
+    assert not is_dying(Path("/proc/self/stat").read_bytes())
+    for place, value in ((0, b"S"), (6, b"4194304"), (28, str(1 << signal.SIGTERM - 1).encode())):
+        assert not is_dying(stat_with(place, value))
+    for place, value in ((0, b"Z"), (0, b"X"), (6, b"4194308"), (28, str(1 << signal.SIGKILL - 1).encode())):
+        assert is_dying(stat_with(place, value))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not is_dying(Path(f"/proc/{process.pid}/stat").read_bytes())
+        process.kill()
+        assert is_dying(Path(f"/proc/{process.pid}/stat").read_bytes())
