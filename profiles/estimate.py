@@ -84,7 +84,7 @@ def estimated_table(
         k_max=shape.top_k * k_granularity,
         k_granularity=k_granularity,
         block_size=like.block_size,
-        num_gpu_blocks=_num_blocks(learned, card, shape, parallel, like.block_size),
+        num_gpu_blocks=_num_blocks(learned.reserve_bytes, card, shape, parallel, like.block_size),
         ingress_s=learned.ingress_s,
         egress_s=learned.egress_s,
         captured_sizes=sizes,
@@ -100,6 +100,20 @@ def estimated_table(
         host=_no_path_faster_than_the_one_before(host),
         provenance=provenance,
     )
+
+
+def check_layout(like: StepTable, card: Card, model: Model, splits: int, parallel: Parallelism = ONE_CARD) -> None:
+    """Refuse, before anything is learned, a layout that no engine could have.
+
+    Args:
+        like, card, model, splits, parallel: as :func:`estimate` takes them.
+    Raises:
+        DataError: the configuration is not supported.
+        UsageError: experts that cannot be split so, or weights that do not fit, or cannot be spread so.
+    """
+    shape = model_shape(split_config(model.config, splits))
+    _check_spread(shape, parallel)
+    _num_blocks(0.0, card, shape, parallel, like.block_size)
 
 
 def estimate(
@@ -179,12 +193,12 @@ def _no_path_faster_than_the_one_before(host: dict[str, HostShare]) -> dict[str,
     return ordered
 
 
-def _num_blocks(learned: Learned, card: Card, shape: ModelShape, parallel: Parallelism, block_size: int) -> int:
+def _num_blocks(reserve_bytes: float, card: Card, shape: ModelShape, parallel: Parallelism, block_size: int) -> int:
     """Return the KV blocks that fit: what weights leave, less the reserve or half of it, whichever is less."""
     weights = BF16 * card_weights(shape, parallel)
     left = UTILISATION * card.memory_bytes - weights
     block = block_size * kv_bytes(shape, parallel)
-    num_blocks = int((left - min(learned.reserve_bytes, left / 2)) // block)
+    num_blocks = int((left - min(reserve_bytes, left / 2)) // block)
     if num_blocks < 2:
         each = "" if parallel.num_cards == 1 else f" on each of {parallel.num_cards} cards"
         raise UsageError(

@@ -483,6 +483,29 @@ def test_weights_that_do_not_fit_are_refused(measured: list[MeasuredModel]) -> N
         estimate(learn_from(measured), measured[0].table, CARDS["rtx-4090"], read_model("qwen3-30b-a3b"), 1, [])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--gpu", "h100", "--model", "olmoe-1b-7b", "--splits", "7"],
+            "cannot split experts of intermediate_size 1024",
+        ),
+        (["--gpu", "h100", "--model", "olmoe-1b-7b", "--tensor-parallel", "3"], "cannot spread the model over 3 cards"),
+        (["--gpu", "rtx-4090", "--model", "qwen3-30b-a3b"], "weights take 61.1 GB in bf16; of"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_before_anything_is_learned(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def learns(*_: object) -> None:
+        raise AssertionError("learned")
+
+    monkeypatch.setattr("simmoe.profiles.learned.learn_from", learns)
+    monkeypatch.setattr("simmoe.profiles.held_out.learn_from", learns)
+    assert run(["profile", "roofline", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_what_does_not_fit_one_card_fits_two(measured: list[MeasuredModel]) -> None:
     learned, like, qwen = learn_from(measured), measured[0].table, read_model("qwen3-30b-a3b")
     with pytest.raises(UsageError, match=r"weights take 61\.1 GB in bf16;"):

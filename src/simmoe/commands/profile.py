@@ -10,6 +10,7 @@ import click
 from simmoe.commands.profile_check import check
 from simmoe.commands.profile_diff import diff
 from simmoe.commands.profile_roofline import roofline
+from simmoe.commands.table_out import refuse_blank, require_table_name
 from simmoe.errors import UsageError
 from simmoe.profiles.catalog import DEFAULT_PROFILE
 
@@ -81,20 +82,29 @@ def plot(name: str, out: Path, sync: bool) -> None:
 
 @profile.command(short_help="Fit a table to raw samples.")
 @click.argument("raw", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Table to write (.json).")
-@click.option("--name", help="Name of the profile; by default that of --out without its suffix.")
-@click.option("--summary", help="One line on model, card and execution mode; by default made from the samples' header.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    callback=require_table_name,
+    help="Table to write (.json).",
+)
+@click.option("--name", callback=refuse_blank, help="Name of the profile; by default that of --out without its suffix.")
+@click.option(
+    "--summary",
+    callback=refuse_blank,
+    help="One line on model, card and execution mode; by default made from the samples' header.",
+)
 @click.option(
     "--synthetic", is_flag=True, help="Mark the table as made up: for samples that no engine was measured for."
 )
 def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None, synthetic: bool) -> None:
     """Fit a table to RAW sample files of one engine, and print how far it is from them.
 
-    Recordings among RAW take no part in the fit; the table is checked on their steps.
+    Of recordings among RAW, the load named 'calibration' takes part in the fit; the table is checked on the others.
     """
     from rich.console import Console
 
-    from simmoe.commands.profile_roofline import require_table_name
     from simmoe.commands.profile_view import residual_table
     from simmoe.profiles.engines import require_same_engine
     from simmoe.profiles.fit import fit_table
@@ -102,7 +112,6 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
     from simmoe.profiles.samples import read_samples
     from simmoe.profiles.table_file import write_table
 
-    require_table_name(out)
     repeated = [path for place, path in enumerate(raw) if path.resolve() in {p.resolve() for p in raw[:place]}]
     if repeated:
         raise UsageError(f"'{repeated[0]}' is named twice; its samples would count twice")
@@ -149,7 +158,9 @@ def parse_budgets(ctx: click.Context, option: click.Parameter, text: str | None)
     help="Sample file to write (.jsonl), recordings and the MoE layer's times beside it; what is there is not measured "
     "again.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Table to fit and write (.json).")
+@click.option(
+    "--out", type=click.Path(path_type=Path), callback=require_table_name, help="Table to fit and write (.json)."
+)
 @click.option(
     "--graphs",
     type=click.Choice(["banks", "default", "none"]),
@@ -202,10 +213,7 @@ def measure(
 ) -> None:
     """Measure a model on this machine's GPU through vLLM, prove the k that ran, and fit the table."""
     from simmoe.commands.profile_measure import MeasureOptions, measure_samples
-    from simmoe.commands.profile_roofline import require_table_name
 
-    if out is not None:
-        require_table_name(out)
     limit_s = float("inf") if time_limit is None else time_limit
     options = MeasureOptions(
         model, split, raw, graphs, sync, budgets, max_tokens, tensor_parallel, expert_parallel, passes,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from simmoe.commands.table_out import require_table_name
 from simmoe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _HELD_OUT = {
     "--tensor-parallel", type=click.IntRange(1, 8), default=1, show_default=True, help="Cards that share every step."
 )
 @click.option("--expert-parallel", is_flag=True, help="Whole experts on each card, instead of a share of every expert.")
-@click.option("--out", type=click.Path(path_type=Path), help="Table to write (.json).")
+@click.option("--out", type=click.Path(path_type=Path), callback=require_table_name, help="Table to write (.json).")
 @click.option(
     "--error", is_flag=True, help="Print how far the method is from each measured table it did not learn from."
 )
@@ -56,7 +57,7 @@ def roofline(
     from simmoe.commands.profile_view import facts, time_tables
     from simmoe.profiles.cards import card_named
     from simmoe.profiles.catalog import DEFAULT_PROFILE, Profile, layer_times_of, load_profile, profile_names
-    from simmoe.profiles.estimate import estimate
+    from simmoe.profiles.estimate import check_layout, estimate
     from simmoe.profiles.held_out import held_out_errors, over_all_tables
     from simmoe.profiles.learned import learn_from, measured_models
     from simmoe.profiles.models import read_model
@@ -67,20 +68,20 @@ def roofline(
         raise UsageError("name the card and the model: --gpu NAME --model NAME (or --error, for the method's errors)")
     if expert_parallel and tensor_parallel == 1:
         raise UsageError("--expert-parallel spreads experts over cards: say how many with --tensor-parallel")
-    if out is not None:
-        require_table_name(out)
     card = card_named(gpu) if gpu is not None else None
     read = read_model(model) if model is not None else None
     tables = [(name, load_profile(name).table) for name in profile_names()]
     measured = measured_models((table, layer_times_of(name, table)) for name, table in tables)
+    like = next((one for one in measured if one.table.name == DEFAULT_PROFILE), measured[0])
+    parallel = Parallelism(tensor_parallel, expert_parallel)
+    if card is not None and read is not None:
+        check_layout(like.table, card, read, splits, parallel)
     held_out = held_out_errors(measured)
     if error or card is None or read is None:
         for line in (*error_lines(held_out), *_not_learned_from(table for _, table in tables)):
             click.echo(line)
         return
-    like = next((one for one in measured if one.table.name == DEFAULT_PROFILE), measured[0])
     of_all = [row._asdict() for row in over_all_tables(held_out, tensor_parallel)]
-    parallel = Parallelism(tensor_parallel, expert_parallel)
     table = estimate(learn_from(measured), like.table, card, read, splits, of_all, parallel, like.weights)
     if out is not None:
         write_table(out, table)
@@ -95,16 +96,6 @@ def roofline(
         click.echo(f"the shipped profile '{estimated.name}' was measured on this card", err=True)
     if out is not None:
         click.echo(f"wrote {out}", err=True)
-
-
-def require_table_name(out: Path) -> None:
-    """Refuse a name that no profile is found by, before anything is computed.
-
-    Raises:
-        UsageError: it does not end in .json.
-    """
-    if out.suffix != ".json":
-        raise UsageError(f"--out '{out}' names no table; end it in .json")
 
 
 def error_lines(rows: Iterable[HeldOut]) -> Iterator[str]:
