@@ -149,6 +149,7 @@ def test_cells_are_what_run_cell_says_and_files_agree(command: list[str], trace:
     with open(out / "sweep.csv", newline="") as file:
         rows = {(float(r["rate_per_s"]), r["policy"], r["metric"]): r for r in csv.DictReader(file)}
     assert len(rows) == 2 * 2 * len(METRICS)
+    assert {row["profile_status"] for row in rows.values()} == {profile.status}
     values = [row["ttft_p99_s"] for row in table if row["rate_per_s"] == 60.0 and row["policy"] == "lanes"]
     row = rows[60.0, "lanes", "ttft_p99_s"]
     assert float(row["mean"]) == pytest.approx(np.mean(values), rel=1e-12)

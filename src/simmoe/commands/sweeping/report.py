@@ -39,7 +39,7 @@ def write_report(store: SweepStore, study: Study, result: StudyResult, title: st
         OutputError: a file cannot be written.
     """
     paths = [
-        store.write(CSV_NAME, _csv(result.grid)),
+        store.write(CSV_NAME, _csv(result.grid, about["profile"]["status"])),
         store.write(PARQUET_NAME, _parquet(result)),
         store.folder / PLOT_NAME,
     ]
@@ -63,12 +63,13 @@ def extrapolated(result: StudyResult) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _csv(grid: SweepGrid) -> bytes:
+def _csv(grid: SweepGrid, profile_status: str) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(GridRow._fields)
+    writer.writerow((*GridRow._fields, "profile_status"))
     for row in grid.rows():
-        writer.writerow(["" if isinstance(value, float) and math.isnan(value) else value for value in row])
+        shown = ("" if isinstance(value, float) and math.isnan(value) else value for value in row)
+        writer.writerow((*shown, profile_status))
     return text.getvalue().encode()
 
 
