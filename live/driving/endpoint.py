@@ -12,6 +12,7 @@ from simmoe.live.driving.events import EventStream
 from simmoe.live.driving.life import Life
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.engine.transport import K_ARG
+from simmoe.live.server.answers import MALFORMED, read_models
 from simmoe.live.server.state import STEPS_PATH
 from simmoe.live.server.upstream import Address, connect, described, fetch
 
@@ -51,7 +52,7 @@ class _Answer:
                 continue
             try:
                 self._take(json.loads(event), now_s)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except MALFORMED:
                 self.error = (
                     self.error or f"an event is none of a completion's: {event[:80].decode('utf-8', 'replace')}"
                 )
@@ -135,8 +136,8 @@ class Endpoint:
         if status != 200:
             raise LiveError(f"{self._address} answers /v1/models with {status}: {_message(body)}")
         try:
-            return [str(model["id"]) for model in json.loads(body)["data"]]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            return [model["id"] for model in read_models(body)]
+        except MALFORMED:
             raise LiveError(
                 f"{self._address} answers /v1/models with no list of models; is it an OpenAI API?"
             ) from None
@@ -160,7 +161,7 @@ class Endpoint:
         try:
             answer = json.loads(body)
             ranks = answer["ranks"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except MALFORMED:
             return {}  # some other server, that answers any path
         drained: dict[int, tuple[dict[str, Any], list[StepRecord]]] = {}
         try:
@@ -172,7 +173,7 @@ class Endpoint:
                     offset_s = 0.0
                 steps = [_shifted(StepRecord(*row), offset_s) for row in facts.pop("steps")]
                 drained[int(rank)] = facts, steps
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except MALFORMED as error:
             raise LiveError(
                 f"the steps that {self._address} hands out are not understood ({type(error).__name__}: {error}); "
                 f"use the same version of simmoe there and here"
@@ -191,5 +192,5 @@ def _message(content: bytes) -> str:
     try:
         error = json.loads(content)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         return content[:200].decode("utf-8", "replace")

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from simmoe.live.server.answers import MALFORMED
 from simmoe.live.server.dispatch import Counts
 from simmoe.live.server.state import STATE_PATH
 from simmoe.live.server.upstream import Address, fetch
@@ -70,7 +71,7 @@ def _parse_state(body: bytes) -> Answer | None:
         counts = Counts(facts.pop("num_waiting"), facts.pop("num_running"), facts.pop("kv_used"))
         is_healthy = facts.pop("healthy")
         numbers = (counts.num_waiting, counts.num_running, *(facts[name] for name in _LIMITS))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except MALFORMED:
         return None
     has_numbers = all(type(number) is int and 0 <= number < _MOST for number in numbers)
     has_share = isinstance(counts.kv_used, int | float) and counts.kv_used >= 0.0

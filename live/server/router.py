@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from simmoe.errors import PolicyError
+from simmoe.live.server.answers import MALFORMED, read_models
 from simmoe.live.server.budgets import ALIAS_MARK, BadRequest, Budgets, alias_budget, parse_request, split_alias
 from simmoe.live.server.client import ClientConnection, Request, error_body
 from simmoe.live.server.dispatch import Dispatcher
@@ -261,8 +262,8 @@ class Router:
             headers = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
             try:
                 status, body = await fetch(self._replicas[rank].address, "/v1/models", _FETCH_TIMEOUT_S, headers)
-                models = _read_models(body) if status == 200 else None
-            except (OSError, ValueError, KeyError, TypeError):
+                models = read_models(body) if status == 200 else None
+            except (OSError, *MALFORMED):
                 continue
             if models is None:
                 client.respond(status, body)
@@ -286,7 +287,7 @@ class Router:
         """Hand out what is deployed, every engine's facts, and its steps since the last time where it tells them."""
         ranks: dict[str, object] = {}
         for replica in self._replicas:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
                 status, body = await fetch(replica.address, STEPS_PATH, _FETCH_TIMEOUT_S, method="POST")
                 if status == 200:
                     ranks[str(replica.rank)] = json.loads(body)
@@ -318,12 +319,3 @@ class Router:
             metrics.kv_used.labels(rank).set(counts.kv_used)
         metrics.fallback.set(bool(dispatcher.fallback_reason))
         return metrics.render()
-
-
-def _read_models(body: bytes) -> list[dict[str, Any]]:
-    """Return an engine's models.
-
-    Raises:
-        ValueError, KeyError, TypeError: it lists none.
-    """
-    return [{**model, "id": str(model["id"])} for model in json.loads(body)["data"]]
