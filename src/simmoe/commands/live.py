@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 #: Lines of the summary that only steps can tell.
 _FROM_STEPS = ("budget k", "busy", "KV")
 
-#: Options that say how engines are started.
-ENGINE_OPTIONS = (
+#: What says how engines are started, and what says how an endpoint is asked.
+_ENGINE_OPTIONS = (
     "replicas", "policy", "graphs", "max_num_seqs", "max_num_batched_tokens", "default_k", "record_decisions",
+    "vllm_arguments",
 )  # fmt: skip
 _ENDPOINT_OPTIONS = ("served_model", "api_key", "vocab_size", "k_max")
 
@@ -104,9 +105,7 @@ def run(
     if bool(model) == bool(url):
         raise UsageError("give --model DIR to start engines, or --url URL of an endpoint")
     if url:
-        refuse_given(ENGINE_OPTIONS, "is for engines started here; give --model instead of --url")
-        if vllm_arguments:
-            raise UsageError(f"'{vllm_arguments[0]}' is for engines started here; give --model instead of --url")
+        refuse_given(_ENGINE_OPTIONS, "is for engines started here; give --model instead of --url")
     else:
         refuse_given(_ENDPOINT_OPTIONS, "is for an endpoint; give --url instead of --model")
     if record_decisions and not out:

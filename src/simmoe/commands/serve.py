@@ -21,6 +21,7 @@ from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 
 _ENGINE_OPTIONS = (
     "replicas", "default_k", "graphs", "max_num_seqs", "max_num_batched_tokens", "record_steps", "log_dir",
+    "vllm_arguments",
 )  # fmt: skip
 
 LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
@@ -91,8 +92,6 @@ def serve(
         raise UsageError("give --model DIR for engines started here, or --url URL for engines that run elsewhere")
     if urls:
         refuse_given(_ENGINE_OPTIONS, "is for engines started here; those at --url have their own")
-        if vllm_arguments:
-            raise UsageError(f"'{vllm_arguments[0]}' is for engines started here; those at --url have their own")
     else:
         refuse_given(("k_max",), "is for engines at --url; those started here take what their model does")
     if not math.isfinite(drain_timeout_s):
