@@ -13,12 +13,12 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from simmoe.errors import OutputError, ProfileError
+from simmoe.errors import ProfileError
 from simmoe.profiles.models import model_shape
 from simmoe.profiles.reading import build, parse_json, read_text
+from simmoe.profiles.writing import write_whole
 
 FORMAT = "simmoe-moe-layer"
 VERSION = 2
@@ -103,10 +103,7 @@ def write_layer_times(path: str | os.PathLike[str], times: LayerTimes) -> None:
     rows = head.pop("rows")
     text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n  '
     text += ",\n  ".join(json.dumps(list(row)) for row in rows) + "\n ]\n}\n"
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write layer times to '{os.fspath(path)}': {error.strerror or error}") from error
+    write_whole(path, text.encode(), "the layer's times")
 
 
 def read_layer_times(path: str | os.PathLike[str]) -> LayerTimes:

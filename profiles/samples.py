@@ -26,6 +26,7 @@ from typing import Any, Literal, get_args
 from simmoe.errors import OutputError, ProfileError
 from simmoe.profiles.reading import build, parse_json, read_text
 from simmoe.profiles.shape import StepShape
+from simmoe.profiles.writing import write_whole
 
 FORMAT = "simmoe-samples"
 VERSION = 2
@@ -257,11 +258,8 @@ class SampleWriter:
             lines = [json.dumps({"format": FORMAT, "version": VERSION, **asdict(old)})]
             lines += [json.dumps(asdict(sample)) for sample in samples]
             self.done.update(sample.key for sample in samples)
+        write_whole(self.path, ("\n".join(lines) + "\n").encode(), "the samples")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.path.with_name(f".partial.{self.path.name}")
-            partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            partial.replace(self.path)
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"cannot write samples to '{self.path}': {error.strerror or error}") from error
