@@ -1,4 +1,4 @@
-"""The host's share of a step by launch path, and what of it follows the step's output.
+"""The host's share of a step by launch path as a fit finds it, and what of it follows the step's output.
 
 It is what best explains the pace of steps. Prompts beside decodes that are launched apart are seldom the host's in
 trains of like steps, as measured points are: where the loop of a recorded engine was clocked, it is what the host took

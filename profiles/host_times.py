@@ -1,4 +1,4 @@
-"""The host's share of a step, from the times a host took: how fast that of one machine is, whose device is a table's.
+"""The host's share of a step on one machine, from the times its host took, in place of the one a fit found.
 
 What the host does for a step shows in no step's own time where the device is slower. Where an engine's loop was clocked
 the host's part of every step is known, of long steps too, and its mean is what a queue feels: a host that is at times
@@ -16,7 +16,7 @@ import numpy as np
 from simmoe.errors import ProfileError
 from simmoe.profiles.evidence import LAUNCH_WAITED
 from simmoe.profiles.regression import FloatArray
-from simmoe.profiles.table import PATHS, HostShare, MixedHost, StepTable
+from simmoe.profiles.table import HostShare, MixedHost, StepTable
 
 APART = "apart"
 """Beside the launch paths, a captured step whose prompts and decodes are launched apart."""
@@ -55,40 +55,38 @@ def on_host(table: StepTable, times: Sequence[HostTime]) -> StepTable:
     seqs = np.array([time.num_seqs for time in times], dtype=np.float64)
     decodes = np.array([not time.num_prefill_tokens for time in times], dtype=bool)
     largest = table.captured_sizes[-1] if table.captured_sizes else 0
-    mixed = table.mixed_host
-    taken = np.array([_path(time, largest, mixed) for time in times])
-    first = PATHS[0] if largest else PATHS[2]
-    alike = (taken == first) & decodes
+    taken = np.array([_path(time, largest, table.mixed_host) for time in times])
+    alike = (taken == ("full" if largest else "eager")) & decodes
     if alike.sum() < LEAST_STEPS or (~decodes).sum() < LEAST_STEPS // 2:
         raise ProfileError(
             f"the host's times are of {alike.sum()} decode-only steps and {(~decodes).sum()} with prompts; they tell "
             f"of a host from {LEAST_STEPS} and {LEAST_STEPS // 2} on: record some ten seconds of load"
         )
     line = _line(seqs[alike], total_s[alike])
-    host = {}
-    for path, share in table.host.items():
+
+    def share(path: str, fitted: HostShare) -> HostShare:
         mine = taken == path
-        base_s = share.base_s
-        if path == PATHS[0]:
-            base_s = line.base_s
-        elif mine.sum() >= LEAST_STEPS // 2:
-            base_s = _constant(total_s[mine] - line.per_seq_s * seqs[mine])
-        host[path] = HostShare(base_s, line.per_seq_s)
+        if path == "full":
+            return line
+        if mine.sum() < LEAST_STEPS // 2:
+            return HostShare(fitted.base_s, line.per_seq_s)
+        return HostShare(_constant(total_s[mine] - line.per_seq_s * seqs[mine]), line.per_seq_s)
+
+    host = {path: share(path, fitted) for path, fitted in table.host.items()}
+    mixed = table.mixed_host
     if mixed is not None:
-        mine = taken == APART
-        base_s = mixed.share.base_s
-        if mine.sum() >= LEAST_STEPS // 2:
-            base_s = _constant(total_s[mine] - line.per_seq_s * seqs[mine])
-        mixed = mixed._replace(share=HostShare(max(base_s, host[PATHS[1]].base_s), line.per_seq_s))
+        base_s, per_seq_s = share(APART, mixed.share)
+        mixed = mixed._replace(share=HostShare(max(base_s, host["piecewise"].base_s), per_seq_s))
     return replace(table, host=host, mixed_host=mixed, update=_line(seqs, np.array([time.update_s for time in times])))
 
 
 def _path(time: HostTime, largest_captured: int, mixed: MixedHost | None) -> str:
+    """Return how a step's kernels were launched: one of table.PATHS, or APART."""
     if time.num_tokens > largest_captured:
-        return PATHS[2]
+        return "eager"
     if mixed is not None and mixed.above_tokens < time.num_prefill_tokens < time.num_tokens:
         return APART
-    return PATHS[1] if time.num_prefill_tokens else PATHS[0]
+    return "piecewise" if time.num_prefill_tokens else "full"
 
 
 def _line(seqs: FloatArray, seconds: FloatArray) -> HostShare:
