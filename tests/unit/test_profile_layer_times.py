@@ -95,5 +95,5 @@ def test_a_fault_is_named(tmp_path: Path, change: dict[str, object], message: st
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="file/layer.json"):
+    with pytest.raises(OutputError, match=r"file/layer\.json"):
         write_layer_times(tmp_path / "file/layer.json", replace(TIMES, rows=()))
