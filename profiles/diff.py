@@ -110,6 +110,8 @@ def _terms(table: StepTable) -> Iterator[tuple[str, float]]:
     if any(table.update):
         for name, value in table.update._asdict().items():
             yield f"update {name}", value
+    if table.graph_tail_s is not None:
+        yield "graph_tail tail_s", table.graph_tail_s
 
 
 def _nested(a: Mapping[str, Any], b: Mapping[str, Any], path: str, depth: int) -> Iterator[Change]:

@@ -33,7 +33,7 @@ from simmoe.profiles.evidence import (
     not_held_up,
     served_bound,
 )
-from simmoe.profiles.host_shares import APART_ABOVE, update_share, with_host_shares
+from simmoe.profiles.host_shares import APART_ABOVE, graph_tail_s, update_share, with_host_shares
 from simmoe.profiles.recorded_steps import RecordedStep
 from simmoe.profiles.residuals import Residual, recorded_residuals, residuals
 from simmoe.profiles.samples import Sample, SampleHeader
@@ -63,6 +63,7 @@ def fit_table(
     status: str,
     summary: str,
     recorded: Sequence[RecordedStep] = (),
+    tail_of: StepTable | None = None,
 ) -> StepTable:
     """Fit one table to the samples of one engine; its budgets are in sub-expert units.
 
@@ -73,6 +74,8 @@ def fit_table(
         summary: one line on model, card and execution mode.
         recorded: steps of real runs of the same engine, asynchronously scheduled. The table is checked on them; those
             not held out tell the host's share while it serves, and what mixed steps cost.
+        tail_of: table of an engine whose host launches the same graph; its ``graph_tail_s`` is taken where the clocks
+            of the recorded steps do not tell it.
     Raises:
         ProfileError: runs of different engines, or no points of a kind that is needed.
     """
@@ -144,7 +147,11 @@ def fit_table(
     table = with_prefill_terms(table, prefills.sure, not_held_up(of("mixed")), mixed)
     apart_above = APART_ABOVE.get(header.kernels.get("attention", ""))
     table = with_host_shares(table, [*steps, *serving], clock, calibrating, apart_above)
-    table = replace(table, update=update_share(calibrating))
+    tail_s = graph_tail_s(table, calibrating)
+    elsewhere = {}
+    if captured and tail_s is None and tail_of is not None:
+        tail_s, elsewhere = tail_of.graph_tail_s, {"graph_tail_of": tail_of.name}
+    table = replace(table, update=update_share(calibrating), graph_tail_s=tail_s)
     facts = {
         "steps": len(steps),
         "calibration_steps": len(serving),
@@ -152,7 +159,7 @@ def fit_table(
         "monotone_projection_moved_at_most": {"prefill": prefill.moved, "decode": decode.moved},
         "residuals": [row._asdict() for row in _checks(table, runs, recorded)],
     }
-    return replace(table, provenance={"runs": [asdict(head) for head, _ in runs], "fit": facts})
+    return replace(table, provenance={"runs": [asdict(head) for head, _ in runs], "fit": {**facts, **elsewhere}})
 
 
 def _checks(table: StepTable, runs: Sequence[Run], recorded: Sequence[RecordedStep]) -> list[Residual]:

@@ -1,8 +1,9 @@
-"""The host's share of a step by launch path as a fit finds it, and what of it follows the step's output.
+"""The host's share of a step by launch path as a fit finds it, what of it follows the output, and when graphs begin.
 
 It is what best explains the pace of steps. Prompts beside decodes that are launched apart are seldom the host's in
 trains of like steps, as measured points are: where the loop of a recorded engine was clocked, it is what the host took
-for them. All is by least absolute relative error: a host that stalls tells little of one that does not.
+for them. So is how long before the end of a launch a graph can begin. All is by least absolute relative error: a host
+that stalls tells little of one that does not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from simmoe.profiles.table import NO_SHARE, HostShare, MixedHost, StepTable
 
 #: Fewer clocked steps tell nothing of the host.
 LEAST_STEPS = 20
+
+#: Seconds after the device was done with the step before: of decode-only steps, those launched later tell when a graph
+#: can begin. The graph of one launched sooner may have waited for the device, not for its launch.
+LATE_S = 1e-3
+
+#: Fewer steps launched so late do not tell it.
+LEAST_LATE = 10
 
 #: Attention backends that launch prompts of more than so many tokens apart from decodes: latent attention has other
 #: kernels for either, and takes shorter prompts as decodes. Source: vLLM 0.32.0, ``reorder_batch_threshold``.
@@ -97,3 +105,35 @@ def with_host_shares(
         (base_s,) = least_absolute_terms(np.ones((len(seqs), 1)), per_seq_s * seqs, seconds, [None]).tolist()
         mixed = MixedHost(apart_above, HostShare(max(base_s, least_s), per_seq_s))
     return replace(table, host=shares, mixed_host=mixed)
+
+
+def graph_tail_s(table: StepTable, recorded: Sequence[RecordedStep]) -> float | None:
+    """Return how long before all of it is launched the device can begin a decode-only step's graph.
+
+    A device that has run out of work begins a graph as soon as it can, and is done with it as long after as the graph
+    takes: steps that were launched late tell by when they ended.
+
+    Args:
+        table: with all that the device takes.
+        recorded: steps of a served load whose loop was clocked.
+    Returns:
+        None where too few of them were launched late.
+    """
+    late = [
+        (step.late_s, step.sample)
+        for step in recorded
+        if step.late_s is not None and step.late_s > LATE_S and step.sample.kind == "decode"
+    ]
+    late = [(late_s, sample) for late_s, sample in late if launch_path(sample, table.captured_sizes) == "full"]
+    if len(late) < LEAST_LATE:
+        return None
+    hostless = Predictor(table, async_scheduling=True)
+    late_s = np.array([seconds for seconds, _ in late])
+    device_s = np.array([hostless.device_s(sample.shape) for _, sample in late])
+
+    def predicted(tail: FloatArray) -> FloatArray:
+        steps: FloatArray = np.maximum(late_s - tail[0], 0.0) + device_s
+        return steps
+
+    measured = np.array([sample.median_s for _, sample in late])
+    return float(least_absolute(predicted, measured, np.array([LATE_S]))[0])

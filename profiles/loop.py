@@ -1,9 +1,10 @@
 """The pace of steps that follow one another, as vLLM's loop runs them.
 
 With asynchronous scheduling two steps are under way. The host composes and launches a step once it has taken in the one
-before last, the device runs it once it is done with the step before, no sooner done than all is launched; the step
-before is taken in when it is done and this one is launched. In a train of like steps each takes the longer of what
-device and host need. Among unlike steps the host launches ahead while a long one runs, and is late after a short one.
+before last, the device runs it once it is done with the step before and can begin (of a graph, nearly when all is
+launched), no sooner done than all is launched; the step before is taken in when it is done and this one is launched. In
+a train of like steps each takes the longer of what device and host need. Among unlike steps the host launches ahead
+while a long one runs, and is late after a short one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def paces(steps: Iterable[tuple[bool, StepParts]]) -> Iterator[float]:
     for follows, parts in steps:
         composed_s = free_s if follows else 0.0
         launched_s = composed_s + parts.launch_s
-        began_s = max(composed_s, ended_s) if follows else composed_s
+        ready_s = composed_s + parts.wait_s
+        began_s = max(ready_s, ended_s) if follows else ready_s
         end_s = began_s + parts.device_s
         if began_s == ended_s and end_s >= launched_s:
             yield parts.device_s

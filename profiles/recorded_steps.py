@@ -76,6 +76,8 @@ class RecordedStep(NamedTuple):
     """On a busy engine, from when the step before last had been taken in to when this one was launched."""
     update_s: float | None = None
     """What it took to take it in, once the device was done with it and the next was launched."""
+    late_s: float | None = None
+    """From when the device was done with the step before to when this one was launched; below 0: it was by then."""
 
     @property
     def num_seqs(self) -> int:
@@ -112,7 +114,9 @@ def read_recording(path: str | os.PathLike[str], captured_sizes: Sequence[int]) 
             raise ProfileError(f"'{name}' line {number}: {error}") from None
         bound = _device_bound(train[-2], step) if follows else None
         launch_s = _launch_s(train[0], step) if len(train) == 3 else None
-        steps.append(RecordedStep(recording, sample, follows, step.get("launch_s"), bound, launch_s))
+        late_s = _late_s(train[-2], step) if follows else None
+        worker_launch_s = step.get("launch_s")
+        steps.append(RecordedStep(recording, sample, follows, worker_launch_s, bound, launch_s, late_s=late_s))
         if len(train) == 3:
             steps[-3] = steps[-3]._replace(update_s=_update_s(*train))
     return steps
@@ -200,21 +204,28 @@ def _update_s(step: Mapping[str, Any], after: Mapping[str, Any], next_but_one: M
     return float(seconds) if seconds > 0 else None
 
 
+def _late_s(before: Mapping[str, Any], step: Mapping[str, Any]) -> float | None:
+    """Return how much later than the device was done with the step before this one was launched."""
+    ended_s, scheduled_s, launch_s = before.get("device_end_s"), step.get("schedule_end_s"), step.get("launch_s")
+    if ended_s is None or scheduled_s is None or launch_s is None:
+        return None
+    return float(scheduled_s + launch_s - ended_s)
+
+
 def _device_bound(before: Mapping[str, Any], step: Mapping[str, Any]) -> bool | None:
     """Return whether the device, busy until it began a step, ran it without waiting for its launch.
 
     A graph of a whole decode-only step begins when it is launched, the pieces of a step with prompts as they are.
     """
     ended_s, began_s, end_s = before.get("device_end_s"), step.get("device_start_s"), step.get("device_end_s")
-    scheduled_s, launch_s = step.get("schedule_end_s"), step.get("launch_s")
-    if ended_s is None or began_s is None or end_s is None or scheduled_s is None or launch_s is None:
+    late_s = _late_s(before, step)
+    if ended_s is None or began_s is None or end_s is None or late_s is None:
         return None
-    launched_s = scheduled_s + launch_s
     if began_s - ended_s > IDLE_SHARE * (end_s - ended_s):
         return False
     if not step["num_prefill_tokens"]:
-        return bool(launched_s <= ended_s)
-    return bool(launched_s <= end_s - LAUNCHED_AHEAD * (end_s - ended_s))
+        return late_s <= 0
+    return bool(late_s <= (1 - LAUNCHED_AHEAD) * (end_s - ended_s))
 
 
 def _steps(text: str, name: str, header: Mapping[str, Any]) -> Iterator[tuple[int, str, dict[str, Any] | None]]:

@@ -39,6 +39,8 @@ class DecodeLine(NamedTuple):
     floor_s: float
     update_s: float = 0.0
     """Of ``floor_s``, the part that follows the step's output (see StepParts)."""
+    wait_s: float = 0.0
+    """How long the host launches before the device can begin (see StepParts)."""
 
 
 class StepParts(NamedTuple):
@@ -51,11 +53,19 @@ class StepParts(NamedTuple):
     """To compose it, to launch it, and to take in its output."""
     update_s: float = 0.0
     """Of ``host_s``, the part that follows its output: to take that in. The rest comes before it runs."""
+    wait_s: float = 0.0
+    """Of that rest, the part that is over before the device can begin: a graph is launched whole, nearly at the end,
+    where of kernels launched one by one the first can run at once."""
 
     @property
     def launch_s(self) -> float:
         """Of ``host_s``, the part that comes before its output: to compose and launch it."""
         return self.host_s - self.update_s
+
+    @property
+    def tail_s(self) -> float:
+        """Of ``launch_s``, the part that the device need not wait for."""
+        return self.launch_s - self.wait_s
 
 
 class StepCost(Protocol):
@@ -72,8 +82,9 @@ class StepCost(Protocol):
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """Return the line a decode-only step of this many sequences follows as its KV grows.
 
-        Its ``floor_s`` and ``update_s`` are those of the parts, the rest the device's. None of them grows as sequences
-        leave. Asked ahead, of steps that may never run; a line on which one did is also asked for by ``parts_s``.
+        Its ``floor_s``, ``update_s`` and ``wait_s`` are those of the parts, the rest the device's. None but the last
+        grows as sequences leave, and that is within the launch. Asked ahead, of steps that may never run; a line on
+        which one did is also asked for by ``parts_s``.
         """
         ...
 

@@ -10,7 +10,8 @@ and the host for ``base + per sequence``, by launch path; more with prompts besi
 apart.
 With asynchronous scheduling the host composes the next step while the device runs this one, and in a train of like
 steps each lasts as long as the slower of the two; otherwise they add. Of the host's share ``update`` follows the step's
-output. Every term is non-negative and none falls as any part of the shape grows, so neither does the sum.
+output, and all but ``graph_tail`` of a graph's launch is over before the device can begin it. Every term is non-
+negative and none falls as any part of the shape grows, so neither does the sum.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class ProfileStepCost:
         self._mixed_eager = HostShare(*map(max, eager, mixed.share)) if mixed else eager
         shares = (self._full, self._piecewise, eager, self._mixed, self._mixed_eager)
         self._updates = {share: _within(table.update, share) for share in shares}
+        self._graph_tail_s = table.graph_tail_s
         self._largest_captured = self._prefill.largest_captured
         self._k_first, self._k_last = self._prefill.ks[0], self._prefill.ks[-1]
         self._lines: dict[tuple[int, int], DecodeLine] = {}
@@ -106,7 +108,7 @@ class ProfileStepCost:
         Args:
             shape: at least one token; ``k_exec`` at least 1.
         """
-        device_s, host_s, _ = self.parts_s(shape)
+        device_s, host_s, *_ = self.parts_s(shape)
         return device_s if device_s > host_s else host_s
 
     def parts_s(self, shape: StepShape, /) -> StepParts:
@@ -121,8 +123,8 @@ class ProfileStepCost:
             if line is None:
                 line = self._asked[decodes, k] = self.decode_line(decodes, k)
                 self._count(self._decode, "decode_seqs", decodes, k)
-            base_s, per_kv_token_s, floor_s, update_s = line
-            return StepParts(base_s + per_kv_token_s * kv_tokens, floor_s, update_s)
+            base_s, per_kv_token_s, floor_s, update_s, wait_s = line
+            return StepParts(base_s + per_kv_token_s * kv_tokens, floor_s, update_s, wait_s)
         num_tokens = tokens + decodes
         device_s = self._prefill.seconds(num_tokens, k)
         device_s += self._pair_s * pairs + self._prefill_seq_s * prompts
@@ -165,7 +167,11 @@ class ProfileStepCost:
             line = DecodeLine(device_s + host_s, slope_s, 0.0)
         else:
             update = self._updates[share]
-            line = DecodeLine(device_s, slope_s, host_s, update.base_s + update.per_seq_s * num_decode_seqs)
+            update_s = update.base_s + update.per_seq_s * num_decode_seqs
+            wait_s = 0.0
+            if self._graph_tail_s is not None and num_decode_seqs <= self._largest_captured:
+                wait_s = max(0.0, host_s - update_s - self._graph_tail_s)
+            line = DecodeLine(device_s, slope_s, host_s, update_s, wait_s)
         self._lines[num_decode_seqs, k_exec] = line
         return line
 

@@ -9,6 +9,7 @@
 ``host``       the host's share by launch path
 ``mixed_host`` the same of a captured step whose prompts and decodes are launched apart; may be absent
 ``update``     of it, what comes after the device is done, before the next step but one is composed; may be absent
+``graph_tail`` how long before the end of its launch the device can begin a decode-only step's graph; may be absent
 =============  ===========================================================================================
 
 Values never fall as sizes or k grow. :mod:`simmoe.profiles.table_file` keeps it on disk.
@@ -56,10 +57,11 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
     "host": (("path", "name"), ("base_s", "s"), ("per_seq_s", "s/sequence")),
     "mixed_host": (("above_tokens", "tokens"), ("base_s", "s"), ("per_seq_s", "s/sequence")),
     "update": (("base_s", "s"), ("per_seq_s", "s/sequence")),
+    "graph_tail": (("tail_s", "s"),),
 }
 
 #: Tables a file may lack, where nothing was recorded that tells them.
-OPTIONAL = ("mixed_host", "update")
+OPTIONAL = ("mixed_host", "update", "graph_tail")
 
 
 class Cell(NamedTuple):
@@ -172,9 +174,13 @@ class StepTable:
     next but one; within its share, 0 where it was not recorded."""
     mixed_host: MixedHost | None = None
     """Where prompts and decodes of a step are launched apart and that was timed; no less than the share of prompts."""
+    graph_tail_s: float | None = None
+    """A decode-only step's graph is launched whole, nearly at the end of the step's launch: the device can begin it so
+    long before all is launched. None where it was not recorded: as if the device could begin when the host does."""
     sha256: str = ""
     """Of the file's bytes, when read from one."""
 
     def without_graphs(self) -> StepTable:
         """Return the same engine launching kernels one by one at every size, unpadded."""
-        return replace(self, captured_sizes=(), captured_ks=(), host={"eager": self.host["eager"]}, mixed_host=None)
+        host = {"eager": self.host["eager"]}
+        return replace(self, captured_sizes=(), captured_ks=(), host=host, mixed_host=None, graph_tail_s=None)

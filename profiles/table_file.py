@@ -33,8 +33,9 @@ from simmoe.profiles.table import (
 from simmoe.profiles.writing import write_whole
 
 FORMAT = "simmoe-profile"
-#: Version 2 had no mixed_decode_share, and neither it nor 3 a mixed_host; a table without that is written as version 3.
+#: Version 2 had no mixed_decode_share, and neither it nor 3 what IN_VERSION_4 names; without that, 3 is written.
 READ_VERSIONS = (2, 3, 4)
+IN_VERSION_4 = ("mixed_host", "graph_tail")
 
 #: No step takes a day: seconds beyond are in another unit.
 MOST_SECONDS = 86_400.0
@@ -71,10 +72,11 @@ def dump_table(table: StepTable) -> str:
             [mixed.above_tokens, *(_rounded(value) for value in mixed.share)] for mixed in [table.mixed_host] if mixed
         ],
         "update": [[_rounded(value) for value in table.update]] if any(table.update) else [],
+        "graph_tail": [] if table.graph_tail_s is None else [[_rounded(table.graph_tail_s)]],
     }
     head = {
         "format": FORMAT,
-        "version": 4 if table.mixed_host else 3,
+        "version": 4 if any(rows[name] for name in IN_VERSION_4) else 3,
         "name": table.name,
         "status": table.status,
         "summary": table.summary,
@@ -188,6 +190,7 @@ class _Reader:
             host=host,
             mixed_host=self._mixed_host(host),
             update=self._update(),
+            graph_tail_s=self._graph_tail(host),
             provenance=provenance,
             sha256=sha256,
         )
@@ -277,18 +280,29 @@ class _Reader:
         return {row[0]: HostShare(*row[1:]) for row in rows}
 
     def _mixed_host(self, host: Mapping[str, HostShare]) -> MixedHost | None:
-        if "mixed_host" not in self._data:
+        row = self._of_graphs("mixed_host", host)
+        if row is None:
             return None
-        self._require(self._data["version"] > 3, "has a table 'mixed_host', which version 4 brought")
-        self._require("piecewise" in host, "has a table 'mixed_host' without captured sizes")
-        rows = self._rows("mixed_host")
-        self._require(len(rows) == 1, f"table 'mixed_host' has {len(rows)} rows; it has one")
-        mixed = MixedHost(rows[0][0], HostShare(*rows[0][1:]))
+        mixed = MixedHost(row[0], HostShare(*row[1:]))
         for name, value, least in zip(HostShare._fields, mixed.share, host["piecewise"], strict=True):
             self._require(
                 value >= least, f"table 'mixed_host': {name} {value} is below the {least} of host 'piecewise'"
             )
         return mixed
+
+    def _graph_tail(self, host: Mapping[str, HostShare]) -> float | None:
+        row = self._of_graphs("graph_tail", host)
+        return None if row is None else float(row[0])
+
+    def _of_graphs(self, name: str, host: Mapping[str, HostShare]) -> list[Any] | None:
+        """Return the one row of a table of IN_VERSION_4; None where the file lacks the table."""
+        if name not in self._data:
+            return None
+        self._require(self._data["version"] > 3, f"has a table '{name}', which version 4 brought")
+        self._require(len(host) > 1, f"has a table '{name}' without captured sizes")
+        rows = self._rows(name)
+        self._require(len(rows) == 1, f"table '{name}' has {len(rows)} rows; it has one")
+        return rows[0]
 
     def _update(self) -> HostShare:
         if "update" not in self._data:

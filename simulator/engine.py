@@ -179,9 +179,13 @@ class Engine:
         return step
 
     def _launch(self, step: Step) -> None:
-        """Have the host launch a step, and the device run it once it is free, done no sooner than all is launched."""
+        """Have the host launch a step, and the device run it once it is free and can begin.
+
+        It is done no sooner than all is launched.
+        """
         start_s, device_free_s = self._host_free_s, self._device_free_s
         launched_s = start_s + step.launch_s
+        start_s += step.wait_s
         if start_s < device_free_s:
             start_s = device_free_s
         end_s = start_s + step.device_s

@@ -28,6 +28,7 @@ class Step:
         "qos_slots",
         "start_s",
         "update_s",
+        "wait_s",
     )
 
     def __init__(
@@ -42,7 +43,7 @@ class Step:
         num_running: int,
     ) -> None:
         self.index = index
-        self.device_s, host_s, self.update_s = parts
+        self.device_s, host_s, self.update_s, self.wait_s = parts
         self.launch_s = host_s - self.update_s
         self.k_exec = k_exec
         """The budget every token of it runs at."""

@@ -89,10 +89,11 @@ class Stretch:
         ends = self._device_ends
         if position < len(ends):
             return ends[position]
-        base, slope, host_s, update_s = self._line
+        base, slope, host_s, update_s, wait_s = self._line
         device_s = base + slope * (self._kv_start + self._decodes.num_seqs * position)
-        launch_s = host_s - update_s
-        return self.boundaries[position - 2] + (device_s if device_s > launch_s else launch_s)
+        composed_s = self.boundaries[position - 2]
+        end_s, launched_s = (composed_s + wait_s) + device_s, composed_s + (host_s - update_s)
+        return end_s if end_s > launched_s else launched_s
 
     def _host_waits(self, position: int) -> bool:
         """Whether what is composed at a boundary has been launched before the next step ends."""
@@ -108,7 +109,7 @@ class Stretch:
         """
         ends, boundaries = self._device_ends, self.boundaries
         seqs = self._decodes.num_seqs
-        base, slope, host_s, line_update_s = self._line
+        base, slope, host_s, line_update_s, wait_s = self._line
         launch_s = host_s - line_update_s
         composed_s, before_s = boundaries[0], ends[1]
         kv_tokens = self._kv_start + 2 * seqs
@@ -117,7 +118,8 @@ class Stretch:
             device_s = base + slope * kv_tokens
             kv_tokens += seqs
             launched_s = composed_s + launch_s
-            end_s = (composed_s if composed_s > before_s else before_s) + device_s
+            ready_s = composed_s + wait_s
+            end_s = (ready_s if ready_s > before_s else before_s) + device_s
             if end_s < launched_s:
                 end_s = launched_s
             ends.append(end_s)
@@ -128,14 +130,14 @@ class Stretch:
                 boundaries += [end_s + line_update_s for end_s in ends[len(boundaries) : num_steps - 1]]
                 return
             before_s, update_s = end_s, line_update_s
-            if composed_s >= before_s and base + slope * kv_last <= host_s - MARGIN_S:
+            if composed_s + wait_s >= before_s and base + slope * kv_last <= host_s - MARGIN_S:
                 self._append_held_up(num_steps)
                 return
 
     def _append_held_up(self, num_steps: int) -> None:
         """Add boundaries of steps for which the device waits: the host composes each when done with the one before."""
         boundaries = self.boundaries
-        _, _, host_s, update_s = self._line
+        _, _, host_s, update_s, _ = self._line
         launch_s = host_s - update_s
         num_boundaries = num_steps - 1 - len(boundaries)
         now = boundaries[-1]
@@ -153,7 +155,7 @@ class Stretch:
         """Add steps that each begin when the one before ends."""
         ends = self._device_ends
         seqs = self._decodes.num_seqs
-        base, slope, floor, _ = self._line
+        base, slope, floor, _, _ = self._line
         kv_tokens = self._kv_start + seqs * len(ends)
         kv_end = self._kv_start + seqs * num_steps
         now = ends[-1]
@@ -178,7 +180,7 @@ class Stretch:
     def step(self, position: int, like: Step) -> Step:
         """Return a step not composed at the start, as many waiting and running at its composition as at ``like``'s."""
         decodes = self._decodes
-        base, slope, host_s, update_s = self._line
+        base, slope, host_s, update_s, wait_s = self._line
         num_seqs = decodes.num_seqs
         kv_tokens = self._kv_start + num_seqs * position
         device_s = base + slope * kv_tokens
@@ -188,10 +190,11 @@ class Stretch:
             step = Step(self.first_index + position, parts, self.k_exec, decodes.sum_k_qos, *counts)
             step.runs(self._device_ends[position - 1], self._device_ends[position])
             return step
-        parts = StepParts(device_s, host_s, update_s)
+        parts = StepParts(device_s, host_s, update_s, wait_s)
         step = Step(self.first_index + position, parts, self.k_exec, decodes.sum_k_qos, *counts)
         start_s, before_s = self.boundaries[position - 2], self._device_end_s(position - 1)
         launched_s = start_s + step.launch_s
+        start_s += wait_s
         if start_s < before_s:
             start_s = before_s
         end_s = start_s + device_s

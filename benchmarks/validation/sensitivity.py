@@ -84,15 +84,15 @@ class Wandering:
 
     def step_s(self, shape: StepShape, /) -> float:
         """Return the seconds of the next step, if it is of this shape."""
-        device_s, host_s, _ = self.parts_s(shape)
+        device_s, host_s, *_ = self.parts_s(shape)
         return max(device_s, host_s)
 
     def parts_s(self, shape: StepShape, /) -> StepParts:
         """Return the parts of the next step."""
         ratio = self._ratios[self._num_asked // self._num_ranks % len(self._ratios)]
         self._num_asked += 1
-        device_s, host_s, update_s = self._cost.parts_s(shape)
-        return StepParts(device_s, ratio * host_s, ratio * update_s)
+        device_s, *of_host = self._cost.parts_s(shape)
+        return StepParts(device_s, *(ratio * part for part in of_host))
 
 
 def host_ratios(folder: Path, hosted: Profile) -> FloatArray:

@@ -54,7 +54,9 @@ def tables(draw: st.DrawFn) -> StepTable:
     slopes = np.cumsum(draw(st.lists(st.floats(0, 1e-6), min_size=len(kv_sizes), max_size=len(kv_sizes))))
     paths = PATHS if captured else PATHS[-1:]
     shares = np.cumsum([[draw(st.floats(0, 0.01)), draw(st.floats(0, 1e-4))] for _ in paths], axis=0)
-    mixed_host = None
+    mixed_host, graph_tail_s = None, None
+    if captured:
+        graph_tail_s = draw(st.sampled_from([None, 0.0, 4e-4, 1.1e-3]))
     if captured and draw(st.sampled_from([False, True])):
         more = [draw(st.floats(0, 0.02)), draw(st.floats(0, 1e-4))]
         mixed_host = MixedHost(draw(st.integers(0, 900)), HostShare(*(shares[1] + more).tolist()))
@@ -84,6 +86,7 @@ def tables(draw: st.DrawFn) -> StepTable:
         real_share=RealShare(draw(share_rows()), draw(share_rows())),
         host={path: HostShare(*(float(v) for v in share)) for path, share in zip(paths, shares, strict=True)},
         mixed_host=mixed_host,
+        graph_tail_s=graph_tail_s,
         provenance={},
     )
 
@@ -143,7 +146,7 @@ def test_decode_line_equals_the_step_bit_for_bit(
 ) -> None:
     cost = cost_of(table, async_scheduling)
     steps = [cost.step_s(StepShape(0, 0, 0, num_seqs, kv, k)) for kv in kv_tokens]
-    base_s, per_kv_token_s, floor_s, _ = cost_of(table, async_scheduling).decode_line(num_seqs, k)
+    base_s, per_kv_token_s, floor_s, *_ = cost_of(table, async_scheduling).decode_line(num_seqs, k)
     assert [max(floor_s, base_s + per_kv_token_s * kv) for kv in kv_tokens] == steps
     array = np.maximum(floor_s, base_s + per_kv_token_s * np.array(kv_tokens, dtype=np.float64))
     assert array.tolist() == steps

@@ -266,9 +266,10 @@ def test_first_come_first_served_within_a_tier(
 def test_never_idle_with_admissible_work(
     workload: Workload, config: SimConfig, cost: HostedStepCost, policy: str
 ) -> None:
-    """While somebody is present the device waits no longer than the host takes to take the last two outputs in."""
+    """While somebody is present the device waits no longer than the host takes to take the last two outputs in, and to
+    launch a graph up to where it can begin."""
     config = front_end_like(config, egress_per_token_s=0.0)  # so that a finish tells when its step was taken in
-    update_seq_s = cost.update_seq_s if config.engine.async_scheduling else 0.0
+    update_seq_s, wait_s = (cost.update_seq_s, cost.wait_s) if config.engine.async_scheduling else (0.0, 0.0)
     result = run(workload, config, cost, policy)
     steps, requests = result.steps, result.requests
     assert steps is not None
@@ -281,8 +282,9 @@ def test_never_idle_with_admissible_work(
         gone = requests["finished_s"][here] - config.front_end.egress_s
         seqs = steps["num_running"][mine]
         host_free = ends + update_seq_s * (seqs + np.concatenate(([0], seqs[:-1])))
+        can_begin = host_free[:-1] + np.where(steps["num_prefill_tokens"][mine][1:] == 0, wait_s, 0.0)
         # Between two steps that are further apart, nobody is present.
-        for left, right in zip(host_free[:-1], starts[1:], strict=True):
+        for left, right in zip(can_begin, starts[1:], strict=True):
             if right > left + 1e-12:
                 assert not ((present < right - 1e-12) & (gone > left + 1e-12)).any()
 

@@ -53,11 +53,24 @@ def test_the_host_has_no_more_to_launch_and_to_take_in_when_sequences_leave(
     assert -1e-12 <= fewer.launch_s <= parts.launch_s + 1e-12
 
 
+@given(tables_with_updates(), shapes())
+def test_a_graph_can_begin_its_tail_before_all_is_launched_and_other_steps_at_once(
+    table: StepTable, shape: StepShape
+) -> None:
+    parts = cost_of(table).parts_s(shape)
+    graph = not shape.num_prefill_tokens and shape.num_decode_seqs <= max(table.captured_sizes, default=0)
+    if graph and table.graph_tail_s is not None:
+        assert parts.wait_s == max(0.0, parts.launch_s - table.graph_tail_s) <= parts.launch_s
+    else:
+        assert parts.wait_s == 0.0
+    assert parts._replace(wait_s=0.0) == cost_of(dataclasses.replace(table, graph_tail_s=None)).parts_s(shape)
+
+
 @given(tables_with_updates(), st.integers(1, 600), st.integers(1, 64), st.integers(1, 10**7))
 def test_a_decode_line_has_the_hosts_parts_of_its_steps(table: StepTable, num_seqs: int, k: int, kv: int) -> None:
     line = cost_of(table).decode_line(num_seqs, k)
     parts = cost_of(table).parts_s(StepShape(0, 0, 0, num_seqs, kv, k))
-    assert parts == (line.base_s + line.per_kv_token_s * kv, line.floor_s, line.update_s)
+    assert parts == (line.base_s + line.per_kv_token_s * kv, line.floor_s, line.update_s, line.wait_s)
 
 
 @given(

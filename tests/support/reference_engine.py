@@ -87,7 +87,7 @@ class ReferenceEngine:
             host_free_s = now
             if step is not None:
                 host_free_s = launched_s = now + step.parts.launch_s
-                step.start_s = max(now, device_free_s)
+                step.start_s = max(now + step.parts.wait_s, device_free_s)
                 step.end_s = device_free_s = max(step.start_s + step.parts.device_s, launched_s)
                 for request in step.started:
                     request.times.setdefault("scheduled", step.start_s)

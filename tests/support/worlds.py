@@ -61,26 +61,42 @@ def engine_configs(draw: st.DrawFn, /, **fixed: Any) -> EngineConfig:
 
 
 class HostedStepCost(LinearStepCost):
-    """A linear cost on the device beside a host that takes long over prompts, and over the output of each sequence."""
+    """A linear cost on the device beside a host that takes long over prompts, and over the output of each sequence.
 
-    def __init__(self, launch_prompt_s: float, launch_decode_s: float, update_seq_s: float, **linear: float) -> None:
+    ``wait_share`` of the launch of a decode-only step is over before the device can begin it.
+    """
+
+    def __init__(
+        self,
+        launch_prompt_s: float,
+        launch_decode_s: float,
+        update_seq_s: float,
+        wait_share: float = 0.0,
+        **linear: float,
+    ) -> None:
         super().__init__(**linear)
         self._launch_s = {True: launch_prompt_s, False: launch_decode_s}
         self.update_seq_s = update_seq_s
+        self.wait_s = wait_share * launch_decode_s
 
     def step_s(self, shape: StepShape, /) -> float:
-        device_s, host_s, _ = self.parts_s(shape)
+        device_s, host_s, *_ = self.parts_s(shape)
         return max(device_s, host_s)
 
     def parts_s(self, shape: StepShape, /) -> StepParts:
         update_s = self.update_seq_s * (shape.num_prefill_seqs + shape.num_decode_seqs)
         launch_s = self._launch_s[shape.num_prefill_tokens > 0]
-        return StepParts(super().step_s(shape), launch_s + update_s, update_s)
+        wait_s = 0.0 if shape.num_prefill_tokens else self._wait_s(launch_s + update_s, update_s)
+        return StepParts(super().step_s(shape), launch_s + update_s, update_s, wait_s)
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         update_s = self.update_seq_s * num_decode_seqs
         line = super().decode_line(num_decode_seqs, k_exec)
-        return line._replace(floor_s=self._launch_s[False] + update_s, update_s=update_s)
+        host_s = self._launch_s[False] + update_s
+        return line._replace(floor_s=host_s, update_s=update_s, wait_s=self._wait_s(host_s, update_s))
+
+    def _wait_s(self, host_s: float, update_s: float) -> float:
+        return min(self.wait_s, host_s - update_s)  # no more than there is to launch, to the bit
 
 
 def costs(hosted: bool = True) -> st.SearchStrategy[HostedStepCost]:
@@ -94,6 +110,7 @@ def costs(hosted: bool = True) -> st.SearchStrategy[HostedStepCost]:
         launch_prompt_s=st.sampled_from([0.0, 0.003, 0.0201] if hosted else [0.0]),
         launch_decode_s=st.sampled_from([0.0, 0.0017, 0.0051] if hosted else [0.0]),
         update_seq_s=st.sampled_from([0.0, 0.0004, 0.0031] if hosted else [0.0]),
+        wait_share=st.sampled_from([0.0, 0.7, 1.0] if hosted else [0.0]),
         base_s=st.sampled_from([1e-4, 0.004, 0.0113]),
         per_pair_s=st.sampled_from([0.0, 1e-5, 3.3e-6]),
         per_kv_s=st.sampled_from([0.0, 1e-6, 7.7e-7]),

@@ -14,6 +14,7 @@ from simmoe.profiles.layer_times import LayerTime, LayerTimes, write_layer_times
 from simmoe.profiles.models import read_model, split_config
 from simmoe.profiles.samples import SampleWriter
 from simmoe.profiles.synthetic import SyntheticEngine
+from simmoe.profiles.table_file import write_table
 
 SYNTHETIC = "synthetic-olmoe-split4"
 
@@ -87,6 +88,28 @@ def test_fit_writes_a_table_that_loads(tmp_path: Path, capsys: pytest.CaptureFix
     profile = load_profile(str(out))
     assert (profile.name, profile.status) == ("mine", "synthetic")
     assert profile.cost().prefill_s(512, 8) == pytest.approx(load_profile(SYNTHETIC).cost().prefill_s(512, 8))
+
+
+def test_fit_takes_when_a_graph_begins_from_another_table_where_no_recording_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = SyntheticEngine()
+    with SampleWriter(tmp_path / "raw.jsonl", engine.header()) as writer:
+        for sample in engine.samples():
+            writer.write(sample)
+    like, plain, out = tmp_path / "like.json", tmp_path / "plain.json", tmp_path / "mine.json"
+    write_table(like, replace(load_profile(SYNTHETIC).table, graph_tail_s=9e-4))
+    write_table(plain, load_profile(SYNTHETIC).table)
+    fit = ["profile", "fit", str(tmp_path / "raw.jsonl"), "--synthetic", "--out", str(out), "--graph-tail-of"]
+    assert run([*fit, str(plain)]) == 2
+    assert f"--graph-tail-of {plain}: that profile has no graph_tail" in capsys.readouterr().err
+    assert not out.exists()
+    assert run([*fit, str(like)]) == 0
+    table = load_profile(str(out)).table
+    assert (table.graph_tail_s, table.provenance["fit"]["graph_tail_of"]) == (9e-4, SYNTHETIC)
+    capsys.readouterr()
+    assert run(["profile", "show", str(out)]) == 0
+    assert "0.900 ms" in capsys.readouterr().out
 
 
 def test_fit_leaves_nothing_behind_when_samples_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

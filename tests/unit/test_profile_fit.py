@@ -166,10 +166,11 @@ def served(
     device_bound: bool | None = None,
     launch_s: float | None = None,
     update_s: float | None = None,
+    late_s: float | None = None,
 ) -> RecordedStep:
     """A step of the calibration recording, of a busy engine."""
     sample = make_sample(shape, "step", "graphs", [seconds])
-    return RecordedStep("calibration", sample, True, None, device_bound, launch_s, update_s)
+    return RecordedStep("calibration", sample, True, None, device_bound, launch_s, update_s, late_s)
 
 
 def test_what_the_host_takes_to_take_a_step_in_is_fitted() -> None:
@@ -180,6 +181,36 @@ def test_what_the_host_takes_to_take_a_step_in_is_fitted() -> None:
     table = fit_table([(engine.header(), engine.samples())], "x", "synthetic", "x", recorded)
     assert tuple(table.update) == pytest.approx((2.7e-4, 9e-6))
     assert tuple(fit(engine, engine.samples()).update) == (0.0, 0.0)
+
+
+def test_how_long_before_the_end_of_a_launch_a_graph_begins_is_told_by_steps_launched_late() -> None:
+    """Graphs begin 0.7 ms before; what is launched kernel by kernel, with prompts or nearly in time tells nothing."""
+    engine = SyntheticEngine()
+    late = [1.1e-3, 1.6e-3, 2.5e-3, 4e-3, 9e-3] * 4
+    graphs = [StepShape(0, 0, 0, n, n * 900, 8) for n in (16, 32, 64, 256) for _ in range(5)]
+    recorded = [
+        served(s, engine.device_s(s) + late_s - 0.7e-3, device_bound=False, late_s=late_s)
+        for s, late_s in zip(graphs, late, strict=True)
+    ]
+    recorded[3] = served(graphs[3], 0.2, device_bound=False, late_s=4e-3)  # a stall
+    others = [StepShape(0, 0, 0, CAPTURED_SIZES[-1] + n, 9000, 8) for n in range(1, 20)]
+    others += [StepShape(n, n * n // 2, 1, 5, 900, 8) for n in range(100, 120)]
+    told_nothing = [served(s, 0.05, device_bound=False, late_s=5e-3) for s in others]
+    told_nothing += [served(s, 2 * engine.device_s(s), device_bound=False, late_s=0.9e-3) for s in graphs]
+    told_nothing += [step._replace(late_s=None) for step in recorded]
+    told_nothing += [step._replace(late_s=9e-3, sample=replace(step.sample, held_out=True)) for step in recorded]
+
+    def fitted(steps: list[RecordedStep], tail_of: StepTable | None = None) -> StepTable:
+        return fit_table([(engine.header(), engine.samples())], "x", "synthetic", "x", steps, tail_of)
+
+    table = fitted([*recorded, *told_nothing])
+    assert table.graph_tail_s == pytest.approx(0.7e-3, rel=1e-3)
+    assert fitted([*recorded[:9], *told_nothing]).graph_tail_s is None
+    elsewhere = replace(table, name="other", graph_tail_s=0.5e-3)
+    taken = fitted(told_nothing, elsewhere)
+    assert (taken.graph_tail_s, taken.provenance["fit"]["graph_tail_of"]) == (0.5e-3, "other")
+    own = fitted(recorded, elsewhere)
+    assert own.graph_tail_s == pytest.approx(0.7e-3, rel=1e-3) and "graph_tail_of" not in own.provenance["fit"]
 
 
 def test_prompts_beside_decodes_have_a_share_of_their_own_where_attention_launches_both_apart() -> None:

@@ -21,13 +21,14 @@ from tests.laws.test_step_parts import cost_of, tables_with_updates
 from tests.support.worlds import K_MAX, workloads
 
 SECONDS = st.floats(1e-4, 0.1)
+FRACTION = st.floats(0, 1)
 
 
-@given(SECONDS, SECONDS, st.floats(0, 1))
+@given(SECONDS, SECONDS, FRACTION, FRACTION)
 def test_in_a_train_of_like_steps_each_takes_the_longer_of_device_and_host(
-    device_s: float, host_s: float, update: float
+    device_s: float, host_s: float, update: float, wait: float
 ) -> None:
-    parts = StepParts(device_s, host_s, update * host_s)
+    parts = StepParts(device_s, host_s, update * host_s, wait * (1 - update) * host_s)
     train = list(paces((i > 0, parts) for i in range(50)))
     assert train[-1] == pytest.approx(max(device_s, host_s))
 
@@ -42,17 +43,28 @@ def test_a_launch_runs_ahead_of_a_long_step_and_is_late_after_a_short_one() -> N
     assert found == pytest.approx([10e-3, 10e-3, 10e-3, 21e-3, 11e-3, 10e-3])
 
 
-@given(st.lists(st.tuples(st.booleans(), SECONDS, SECONDS, st.floats(0, 1)), min_size=1, max_size=40))
+def test_a_graph_begins_nearly_when_all_is_launched() -> None:
+    """As above, the fifth and sixth steps' graphs 1 ms before: the fifth runs from 56, the sixth is launched by 63."""
+    decode, prompt = StepParts(10e-3, 6e-3, 1e-3), StepParts(12e-3, 31e-3, 1e-3)
+    graph = decode._replace(wait_s=4e-3)
+    assert graph.tail_s == pytest.approx(1e-3)
+    found = list(paces(zip([False, True, True, True, True, True], [decode] * 3 + [prompt] + [graph] * 2, strict=True)))
+    assert found == pytest.approx([10e-3, 10e-3, 10e-3, 21e-3, 15e-3, 10e-3])
+
+
+@given(st.lists(st.tuples(st.booleans(), SECONDS, SECONDS, FRACTION, FRACTION), min_size=1, max_size=40))
 def test_no_step_is_faster_than_its_device_nor_than_the_host_of_itself_and_the_one_before_allows(
-    steps: list[tuple[bool, float, float, float]],
+    steps: list[tuple[bool, float, float, float, float]],
 ) -> None:
-    train = [(follows and i > 0, StepParts(d, h, u * h)) for i, (follows, d, h, u) in enumerate(steps)]
+    train = [
+        (follows and i > 0, StepParts(d, h, u * h, w * (1 - u) * h)) for i, (follows, d, h, u, w) in enumerate(steps)
+    ]
     found = list(paces(train))
     for (follows, parts), pace in zip(train, found, strict=True):
         assert pace >= parts.device_s * (1 - 1e-9)
         if not follows:
-            assert pace == pytest.approx(max(parts.device_s, parts.launch_s))
-    quicker = list(paces((follows, parts._replace(host_s=parts.update_s)) for follows, parts in train))
+            assert pace == pytest.approx(max(parts.wait_s + parts.device_s, parts.launch_s))
+    quicker = list(paces((follows, parts._replace(host_s=parts.update_s, wait_s=0.0)) for follows, parts in train))
     assert sum(quicker) <= sum(found) * (1 + 1e-9)  # a faster host never makes them longer in all
 
 

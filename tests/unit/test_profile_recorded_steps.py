@@ -125,10 +125,14 @@ def test_the_clocks_of_loop_and_device_tell_what_bound_a_step(
     prompts = [prompt_tokens, 36, 1] if prompt_tokens else [0, 0, 0]
     step = ["step", 0.005, 0.018, *prompts, *BUSY[6:], begins_s, 0.017, launch_s, 0.006]
     path = written(tmp_path, head, {"recording": CALIBRATION}, [*FIRST, 0.0, 0.007, 0.001, 0.001], step)
-    assert read_recording(path, [16])[1].device_bound is bound
+    found = read_recording(path, [16])
+    assert found[1].device_bound is bound
+    assert found[0].late_s is None
+    assert found[1].late_s == pytest.approx(launch_s - 0.001)  # after the device was done with the step before
     step[-1] = None
     path = written(tmp_path, head, {"recording": CALIBRATION}, [*FIRST, 0.0, 0.007, 0.001, 0.001], step)
     assert read_recording(path, [16])[1].device_bound is None
+    assert read_recording(path, [16])[1].late_s is None
 
 
 def test_a_time_that_is_none_is_named(tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def test_a_shipped_table_is_the_fit_of_its_raw_samples(name: str) -> None:
     shipped = load_profile(name).table
     samples = read_samples(RAW / f"{name}.jsonl.gz")
     steps = read_recording(RAW / f"{name}-recording.jsonl.gz", shipped.captured_sizes)
-    again = fit_table([samples], name, "measured", "again", steps)
+    elsewhere = shipped.provenance["fit"].get("graph_tail_of")
+    tail_of = load_profile(elsewhere).table if elsewhere else None
+    again = fit_table([samples], name, "measured", "again", steps, tail_of)
     assert again.captured_sizes == shipped.captured_sizes
     for grid, other in ((again.prefill, shipped.prefill), (again.decode, shipped.decode)):
         assert (grid.sizes, grid.ks) == (other.sizes, other.ks)
@@ -86,6 +88,9 @@ def test_a_shipped_table_is_the_fit_of_its_raw_samples(name: str) -> None:
     for path, share in again.host.items():
         assert tuple(share) == pytest.approx(tuple(shipped.host[path]), rel=1e-2)
     assert tuple(again.update) == pytest.approx(tuple(shipped.update), rel=1e-2)
+    assert (again.graph_tail_s is None) == (shipped.graph_tail_s is None)
+    if again.graph_tail_s is not None and shipped.graph_tail_s is not None:
+        assert again.graph_tail_s == pytest.approx(shipped.graph_tail_s, rel=1e-2)
     assert (again.mixed_host is None) == (shipped.mixed_host is None)
     if again.mixed_host and shipped.mixed_host:
         assert again.mixed_host.above_tokens == shipped.mixed_host.above_tokens

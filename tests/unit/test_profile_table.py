@@ -167,6 +167,29 @@ def test_prompts_launched_apart_from_decodes_are_optional_and_new_in_version_4(t
             read_table(broken(tmp_path, **{"version": 4, **fields}))
 
 
+def test_when_a_graph_can_begin_is_optional_and_new_in_version_4(tmp_path: Path) -> None:
+    table = read_table(PATH)
+    assert table.graph_tail_s is None and '"graph_tail"' not in dump_table(table)
+    for tail_s in (0.0, 9e-4):
+        known = replace(table, graph_tail_s=tail_s)
+        assert '"version": 4' in dump_table(known)
+        assert parse_table(dump_table(known).encode(), "x").graph_tail_s == tail_s
+        assert [change.name for change in diff_tables(table, known).terms] == ["graph_tail tail_s"]
+        assert known.without_graphs().graph_tail_s is None
+    row: dict[str, list[Any]] = {"columns": [["tail_s", "s"]], "rows": [[9e-4]]}
+    for problem, fields in (
+        ("table 'graph_tail', which version 4 brought", {"version": 3, "graph_tail": row}),
+        ("table 'graph_tail' has 2 rows", {"graph_tail": {**row, "rows": row["rows"] * 2}}),
+        ("table 'graph_tail' row 1: tail_s is -0.1, no s value", {"graph_tail": {**row, "rows": [[-0.1]]}}),
+        (
+            "table 'graph_tail' without captured sizes",
+            {"captured_sizes": [], "graph_tail": row, **with_rows("host", [["eager", 2.5e-3, 4e-6]])},
+        ),
+    ):
+        with pytest.raises(ProfileError, match=re.escape(problem)):
+            read_table(broken(tmp_path, **{"version": 4, **fields}))
+
+
 def test_version_2_had_no_share_of_what_decodes_take_alone(tmp_path: Path) -> None:
     attention = json.loads(PATH.read_text())["attention"]
     old = {"columns": attention["columns"][:-1], "rows": [row[:-1] for row in attention["rows"]]}

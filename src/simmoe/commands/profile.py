@@ -98,7 +98,16 @@ def plot(name: str, out: Path, sync: bool) -> None:
 @click.option(
     "--synthetic", is_flag=True, help="Mark the table as made up: for samples that no engine was measured for."
 )
-def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None, synthetic: bool) -> None:
+@click.option(
+    "--graph-tail-of",
+    "tail_of",
+    metavar="PROFILE",
+    help="Take from it how long before the end of its launch a graph begins: of a like engine whose recording has the "
+    "clocks that tell, where those among RAW lack them.",
+)
+def fit(
+    raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None, synthetic: bool, tail_of: str | None
+) -> None:
     """Fit a table to RAW sample files of one engine, and print how far it is from them.
 
     Of recordings among RAW, the load named 'calibration' takes part in the fit; the table is checked on the others.
@@ -106,6 +115,7 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
     from rich.console import Console
 
     from simmoe.commands.profile_view import residual_table
+    from simmoe.profiles.catalog import load_profile
     from simmoe.profiles.engines import require_same_engine
     from simmoe.profiles.fit import fit_table
     from simmoe.profiles.recorded_steps import is_recording, read_header, read_recording
@@ -125,7 +135,12 @@ def fit(raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None,
     recorded = [step for path in recordings for step in read_recording(path, header.captured_sizes)]
     status = "synthetic" if synthetic else "measured"
     summary = summary or f"{header.model} on {header.card}"
-    table = fit_table(runs, name or out.stem, status, summary, recorded)
+    like = load_profile(tail_of).table if tail_of else None
+    if like is not None and like.graph_tail_s is None:
+        raise UsageError(f"--graph-tail-of {tail_of}: that profile has no graph_tail")
+    table = fit_table(runs, name or out.stem, status, summary, recorded, like)
+    if like is not None and "graph_tail_of" not in table.provenance["fit"]:
+        raise UsageError(f"--graph-tail-of {tail_of} has no effect: no graphs, or the recordings tell it themselves")
     write_table(out, table)
     Console().print(residual_table(table.provenance["fit"]["residuals"]))
     click.echo(f"wrote {out}", err=True)

@@ -98,6 +98,8 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
     if any(table.update):
         base_s, per_seq_s = table.update
         terms.add_row("of it, taking tokens in", f"{base_s * 1e3:.3f} ms, {per_seq_s * 1e6:.2f} us a sequence")
+    if table.graph_tail_s is not None:
+        terms.add_row("of a decode-only step's launch, beside the device", f"{table.graph_tail_s * 1e3:.3f} ms")
     yield terms
     residuals = profile.provenance.get("fit", {}).get("residuals")
     if residuals:
