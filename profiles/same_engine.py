@@ -1,4 +1,4 @@
-"""Whether files are of one engine: what decides it, and who says so when they are not."""
+"""Whether a recording is of the engine that a table or a sample file is of."""
 
 from __future__ import annotations
 
