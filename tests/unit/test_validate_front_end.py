@@ -119,6 +119,15 @@ def test_validating_takes_them_from_the_record(tmp_path: Path, capsys: pytest.Ca
     content = json.loads((tmp_path / "out" / "compare" / "compare.json").read_text())
     errors = {(row["metric"], row["statistic"]): row["error"] for row in content["differences"]}
     assert abs(errors["ttft", "mean"]) < 0.005 and abs(errors["ttft", "p99"]) < 0.02
+    lines = (folder / CLOCKS_FILE).read_text().splitlines()
+    for spoilt, message in (
+        (lines[:-1], "the clocks are of 599 requests; the record has 600"),
+        ([lines[0].replace("queued_s", "other_s"), *lines[1:]], "clocks.csv' has no column queued_s"),
+        ([lines[0], lines[1].replace(".", "x"), *lines[2:]], "clocks.csv' line 2: "),
+    ):
+        (folder / CLOCKS_FILE).write_text("\n".join(spoilt) + "\n")
+        assert cli([*options[:-1], str(tmp_path / "spoilt")]) == 3
+        assert message in capsys.readouterr().err
     (folder / CLOCKS_FILE).unlink()
     assert cli([*options[:-1], str(tmp_path / "without")]) == 0
     assert "the record keeps no clocks" in capsys.readouterr().err

@@ -211,6 +211,17 @@ def test_a_record_without_the_hosts_times_is_refused(
     (other / HOST_FILE).write_bytes(gzip.compress(("\n".join(lines[:-1]) + "\n").encode()))
     assert cli([*options, "--out", str(tmp_path / "short")]) == 3
     assert f"is not of the record's {len(lines) - 1} steps" in capsys.readouterr().err
+    for wrong, message in (
+        ("1,x,0.001", "' line 2: launch_s is 'x'; it must be a finite number"),
+        ("1,nan,0.001", "' line 2: launch_s is 'nan'; it must be a finite number"),
+        ("1,0.001", "' line 2: update_s is None; it must be a finite number"),
+        (",0.001,0.001", "' leaves out how many prompts a step has, or has values below 0"),
+        ("1,0.001,-0.001", "' leaves out how many prompts a step has, or has values below 0"),
+    ):
+        spoilt = [lines[0], wrong, *lines[2:]]
+        (other / HOST_FILE).write_bytes(gzip.compress(("\n".join(spoilt) + "\n").encode()))
+        assert cli([*options, "--out", str(tmp_path / "spoilt")]) == 3
+        assert f"{HOST_FILE}{message}" in capsys.readouterr().err
     (other / HOST_FILE).write_text("no gzip")
     assert cli([*options, "--out", str(tmp_path / "broken")]) == 3
     assert "cannot read" in capsys.readouterr().err

@@ -7,13 +7,14 @@ taken in its step, to the client.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from simmoe.commands.record_times import read_times
+from simmoe.errors import RecordError
 from simmoe.live.driving.recording import CLOCKS_FILE
 from simmoe.records import Columns, RunRecord
 from simmoe.simulator.config import FrontEndConfig
@@ -28,14 +29,15 @@ _ROUNDS = 50
 
 
 def read_clocks(folder: Path) -> Columns | None:
-    """Return the further times of a record's requests, a row a request in the record's order; None without any."""
-    path = folder / CLOCKS_FILE
-    if not path.exists():
+    """Return when a record's requests were queued by their engine and had a first output, in its order; None without.
+
+    Raises:
+        RecordError: they cannot be read, or are no times.
+    """
+    try:
+        return read_times(folder / CLOCKS_FILE, ("queued_s", "first_output_s"), "requests")
+    except FileNotFoundError:
         return None
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = [name for name in (rows[0] if rows else ()) if name.endswith("_s")]
-    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
 
 
 def front_end_times(
@@ -52,8 +54,14 @@ def front_end_times(
         record: of a live run, its requests' dispatch known.
         clocks: from :func:`read_clocks`.
         service_s: work on a request; None: that of this run.
+    Raises:
+        RecordError: the clocks are of another number of requests.
     """
     requests = record.requests
+    if len(clocks["queued_s"]) != len(requests["arrival_s"]):
+        raise RecordError(
+            f"the clocks are of {len(clocks['queued_s'])} requests; the record has {len(requests['arrival_s'])}"
+        )
     heard = ~np.isnan(clocks["first_output_s"]) & ~np.isnan(clocks["queued_s"])
     if service_s is None:
         service_s = service_time(record)

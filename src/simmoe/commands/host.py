@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from simmoe.commands.record_times import read_times
 from simmoe.errors import RecordError
 from simmoe.live.driving.recording import HOST_COLUMNS, HOST_FILE
 from simmoe.profiles.catalog import Profile
@@ -71,25 +71,22 @@ def read_host_times(folder: Path, record: RunRecord) -> list[HostTime]:
         folder: of the record.
         record: what it holds.
     Raises:
-        RecordError: it does not keep the host's times, or of another number of steps.
+        RecordError: it does not keep the host's times, of another number of steps, or what is no time.
     """
-    path, steps = folder / HOST_FILE, record.steps
+    steps = record.steps
+    if steps is None:
+        raise RecordError(f"'{folder}' keeps no steps, of which the host's times are")
+    path, num_prefill, num_decode = folder / HOST_FILE, steps["num_prefill_tokens"], steps["num_decode_tokens"]
     try:
-        with gzip.open(path, "rt") as file:
-            rows = list(csv.DictReader(file))
+        host = read_times(path, HOST_COLUMNS, "steps", len(num_prefill))
     except FileNotFoundError:
         raise RecordError(
             f"'{folder}' keeps no times of its host ({HOST_FILE}); record a run of 'simmoe live run' on a GPU"
         ) from None
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise RecordError(f"cannot read '{path}': {error}") from None
-    num_steps = 0 if steps is None else len(steps["start_s"])
-    if steps is None or len(rows) != num_steps or not set(HOST_COLUMNS) <= set(rows[0] if rows else ()):
-        raise RecordError(f"'{path}' is not of the record's {num_steps} steps")
-    counts = zip(steps["num_prefill_tokens"].tolist(), steps["num_decode_tokens"].tolist(), strict=True)
-    return [
-        HostTime(prompt_tokens, prompt_tokens + decodes, int(row["num_prefill_seqs"]) + decodes, launch_s, update_s)
-        for (prompt_tokens, decodes), row in zip(counts, rows, strict=True)
-        if row["launch_s"] and row["update_s"]
-        for launch_s, update_s in [(float(row["launch_s"]), float(row["update_s"]))]
-    ]
+    prompts, launch_s, update_s = (host[name] for name in HOST_COLUMNS)
+    if np.isnan(prompts).any() or any((column < 0).any() for column in host.values()):
+        raise RecordError(f"'{path}' leaves out how many prompts a step has, or has values below 0")
+    known = ~np.isnan(launch_s + update_s)
+    num_seqs = prompts + num_decode
+    columns = (num_prefill, num_prefill + num_decode, num_seqs.astype(int), launch_s, update_s)
+    return [HostTime(*row) for row in zip(*(column[known].tolist() for column in columns), strict=True)]
