@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from simmoe.commands.out_table import refuse_blank, require_table_name
 from simmoe.commands.profile_check import check
 from simmoe.commands.profile_diff import diff
 from simmoe.commands.profile_roofline import roofline
-from simmoe.commands.table_out import refuse_blank, require_table_name
 from simmoe.errors import UsageError
 from simmoe.profiles.catalog import DEFAULT_PROFILE
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from simmoe.commands.table_out import require_table_name
+from simmoe.commands.out_table import require_table_name
 from simmoe.errors import UsageError
 
 if TYPE_CHECKING:
