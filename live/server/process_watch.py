@@ -16,7 +16,6 @@ from pathlib import Path
 _TITLE = b"VLLM::"
 """How vLLM calls its engine's processes and their workers."""
 
-
 LOOK_INTERVAL_S = 0.1
 """How often processes are looked at."""
 
