@@ -186,8 +186,8 @@ def test_fit_takes_each_file_once_of_one_engine_and_writes_what_a_name_finds(
     for name in ("mine", "mine.txt", ""):
         assert run(["profile", "fit", samples, "--out", name]) == 2
         assert "names no table; end it in .json" in capsys.readouterr().err
-    for option in ("--name", "--summary"):
+    for option in ("--name", "--summary", "--graph-tail-of"):
         for blank in ("", " "):
             assert run(["profile", "fit", samples, "--out", out, option, blank]) == 2
-            assert f"{option} is empty; give a {option[2:]}, or leave the option out" in capsys.readouterr().err
+            assert f"{option} is empty; give a value, or leave the option out" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

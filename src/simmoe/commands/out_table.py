@@ -19,5 +19,5 @@ def require_table_name(context: click.Context, parameter: click.Parameter, value
 def refuse_blank(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Refuse text without a word in it, what an unset shell variable becomes: a callback for click's options."""
     if value is not None and not value.strip():
-        raise UsageError(f"{parameter.opts[0]} is empty; give a {parameter.name}, or leave the option out")
+        raise UsageError(f"{parameter.opts[0]} is empty; give a value, or leave the option out")
     return value

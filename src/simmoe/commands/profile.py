@@ -101,6 +101,7 @@ def plot(name: str, out: Path, sync: bool) -> None:
 @click.option(
     "--graph-tail-of",
     "tail_of",
+    callback=refuse_blank,
     metavar="PROFILE",
     help="Take from it how long before the end of its launch a graph begins: of a like engine whose recording has the "
     "clocks that tell, where those among RAW lack them.",
@@ -135,7 +136,7 @@ def fit(
     recorded = [step for path in recordings for step in read_recording(path, header.captured_sizes)]
     status = "synthetic" if synthetic else "measured"
     summary = summary or f"{header.model} on {header.card}"
-    like = load_profile(tail_of).table if tail_of else None
+    like = load_profile(tail_of).table if tail_of is not None else None
     if like is not None and like.graph_tail_s is None:
         raise UsageError(f"--graph-tail-of {tail_of}: that profile has no graph_tail")
     table = fit_table(runs, name or out.stem, status, summary, recorded, like)
