@@ -21,6 +21,7 @@ from simmoe.profiles.weights import weights_of_table
 from simmoe.records import RunRecord, read_record, write_record
 from simmoe.simulator.result import SimResult
 from simmoe.simulator.simulation import simulate
+from tests.support.live_record import as_live
 
 
 @pytest.fixture
@@ -28,16 +29,7 @@ def live(tmp_path: Path) -> Path:
     """A record as 'simmoe live run' writes it, of engines that take exactly the profile's times."""
     options = ["--rate", "20", "--requests", "150", "--ranks", "2", "--max-num-seqs", "20", "--record-steps"]
     assert cli(["run", *options, "--policy", "tiers+lanes", "--out", str(tmp_path / "was")]) == 0
-    record = read_record(tmp_path / "was")
-    config = record.manifest["config"]
-    engine = {name: value for name, value in config["engine"].items() if name != "watermark"}
-    manifest = {
-        "kind": "live",
-        "config": {"num_ranks": 2, "k_max": config["k_max"], "engine": engine},
-        "policy": record.manifest["policy"],
-        "workload": record.manifest["workload"],
-    }
-    return write_record(tmp_path / "live", RunRecord(record.requests, manifest, record.steps))
+    return write_record(tmp_path / "live", as_live(read_record(tmp_path / "was")))
 
 
 def test_engines_of_the_profiles_own_times_are_simulated_without_error(live: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from simmoe.profiles.host_times import LEAST_STEPS, HostTime, on_host
 from simmoe.profiles.table import HostShare, MixedHost, StepTable
 from simmoe.records import RunRecord, read_record, write_record
 from simmoe.simulator.config import FrontEndConfig
+from tests.support.live_record import as_live
 
 PROFILE = "olmoe-1b-7b-split4-h200"
 SLOW = {"full": HostShare(5e-3, 6e-5), "piecewise": HostShare(16e-3, 6e-5), "eager": HostShare(40e-3, 6e-5)}
@@ -151,18 +152,10 @@ def records(tmp_path: Path) -> tuple[Path, Path]:
     for name, seed in (("other", "5"), ("live", "6")):
         options = ["--rate", "30", "--requests", "100", "--seed", seed, "--record-steps", "--profile", PROFILE]
         assert cli(["run", *options, "--policy", "fifo", "--out", str(tmp_path / f"{name}-was")]) == 0
-        record = read_record(tmp_path / f"{name}-was")
-        config = record.manifest["config"]
-        engine = {key: value for key, value in config["engine"].items() if key != "watermark"}
-        manifest = {
-            "kind": "live",
-            "config": {"num_ranks": 1, "k_max": config["k_max"], "engine": engine},
-            "policy": record.manifest["policy"],
-            "workload": record.manifest["workload"],
-        }
-        slow, _ = simulate_like(RunRecord(record.requests, manifest, record.steps), profile, front_end)
+        live = as_live(read_record(tmp_path / f"{name}-was"))
+        slow, _ = simulate_like(live, profile, front_end)
         files = {HOST_FILE: _host_file(slow)}
-        folders.append(write_record(tmp_path / name, RunRecord(slow.requests, manifest, slow.steps, files)))
+        folders.append(write_record(tmp_path / name, RunRecord(slow.requests, live.manifest, slow.steps, files)))
     return folders[0], folders[1]
 
 

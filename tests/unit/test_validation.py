@@ -27,6 +27,7 @@ from simmoe.profiles.shape import StepShape
 from simmoe.records import RunRecord, read_record, write_record
 from simmoe.simulator.config import EngineConfig, SimConfig
 from simmoe.traces.spec import WorkloadSpec
+from tests.support.live_record import as_live
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "validation"
@@ -106,17 +107,7 @@ def live(tmp_path: Path) -> RunRecord:
     """A record as a live run leaves it, of two engines that take the profile's times."""
     options = ["--rate", "30", "--requests", "60", "--ranks", "2", "--record-steps", "--profile", PROFILE]
     assert cli(["run", *options, "--policy", "fifo+round-robin", "--out", str(tmp_path / "was")]) == 0
-    record = read_record(tmp_path / "was")
-    config = record.manifest["config"]
-    engine = {name: value for name, value in config["engine"].items() if name != "watermark"}
-    manifest = {
-        "kind": "live",
-        "config": {"num_ranks": 2, "k_max": config["k_max"], "engine": engine},
-        "policy": record.manifest["policy"],
-        "workload": record.manifest["workload"],
-        "experiment": {"graphs": "keyed"},
-    }
-    return RunRecord(record.requests, manifest, record.steps)
+    return as_live(read_record(tmp_path / "was"), experiment={"graphs": "keyed"})
 
 
 def test_a_host_that_does_not_wander_changes_nothing(module: Callable[[str], ModuleType], live: RunRecord) -> None:
