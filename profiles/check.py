@@ -146,8 +146,7 @@ def _by_clock(step: RecordedStep, parts: StepParts) -> StepParts | None:
     if step.launch_s is None:
         return None
     update_s = parts.update_s if step.update_s is None else step.update_s
-    wait_s = max(0.0, step.launch_s - parts.tail_s) if parts.wait_s else 0.0
-    return StepParts(parts.device_s, step.launch_s + update_s, update_s, wait_s)
+    return parts.on_host(step.launch_s, update_s)
 
 
 def _classifier(table: StepTable, async_scheduling: bool) -> Callable[[StepShape, float], str]:

@@ -67,6 +67,11 @@ class StepParts(NamedTuple):
         """Of ``launch_s``, the part that the device need not wait for."""
         return self.launch_s - self.wait_s
 
+    def on_host(self, launch_s: float, update_s: float) -> StepParts:
+        """Return the parts on another host. What of a launch the device need not wait for is as long on any."""
+        wait_s = max(0.0, launch_s - self.tail_s) if self.wait_s else 0.0
+        return StepParts(self.device_s, launch_s + update_s, update_s, wait_s)
+
 
 class StepCost(Protocol):
     """Seconds a step takes. Pure: the same shape always costs the same."""

@@ -91,8 +91,8 @@ class Wandering:
         """Return the parts of the next step."""
         ratio = self._ratios[self._num_asked // self._num_ranks % len(self._ratios)]
         self._num_asked += 1
-        device_s, *of_host = self._cost.parts_s(shape)
-        return StepParts(device_s, *(ratio * part for part in of_host))
+        parts = self._cost.parts_s(shape)
+        return parts.on_host(ratio * parts.launch_s, ratio * parts.update_s)
 
 
 def host_ratios(folder: Path, hosted: Profile) -> FloatArray:

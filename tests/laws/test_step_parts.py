@@ -100,3 +100,17 @@ def test_fast_forward_is_bit_equal_under_a_profile(
         for name in one:
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
     assert (fast.ranks, fast.end_s) == (slow.ranks, slow.end_s)
+
+
+@given(tables_with_updates(), shapes(), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_on_another_host_the_device_need_not_wait_for_as_much_of_a_launch(
+    table: StepTable, shape: StepShape, launch_s: float, update_s: float
+) -> None:
+    parts = cost_of(table).parts_s(shape)
+    other = parts.on_host(launch_s, update_s)
+    assert (other.device_s, other.update_s) == (parts.device_s, update_s)
+    assert other.launch_s == pytest.approx(launch_s)
+    if parts.wait_s:
+        assert other.tail_s == pytest.approx(min(launch_s, parts.tail_s))
+    else:
+        assert other.wait_s == 0.0
