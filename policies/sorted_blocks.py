@@ -21,25 +21,25 @@ class SortedBlocks(Generic[T]):
     the first one after a change counts the blocks, and the others are found by bisection.
     """
 
-    __slots__ = ("_blocks", "_ends", "_lasts")
+    __slots__ = ("_ends", "_lasts", "blocks")
 
     def __init__(self) -> None:
-        self._blocks: list[list[T]] = []
-        """None of them empty."""
+        self.blocks: list[list[T]] = []
+        """None of them empty; read-only outside."""
         self._lasts: list[T] = []
         """[num_blocks] last entry of each block."""
         self._ends: list[int] = []
         """[num_blocks] entries up to the end of each block; empty after a change, until it is asked for."""
 
     def __bool__(self) -> bool:
-        return bool(self._blocks)
+        return bool(self.blocks)
 
     def __iter__(self) -> Iterator[T]:
-        return chain.from_iterable(self._blocks)
+        return chain.from_iterable(self.blocks)
 
     def __getitem__(self, index: int) -> T:
         """Return the entry at a position from 0 on."""
-        blocks = self._blocks
+        blocks = self.blocks
         if index < len(blocks[0]):
             return blocks[0][index]
         ends = self._ends
@@ -50,7 +50,7 @@ class SortedBlocks(Generic[T]):
 
     def add(self, entry: T) -> None:
         """Add an entry. One that cannot be compared adds nothing."""
-        blocks, lasts = self._blocks, self._lasts
+        blocks, lasts = self.blocks, self._lasts
         if not blocks:
             blocks.append([entry])
             lasts.append(entry)
@@ -74,20 +74,20 @@ class SortedBlocks(Generic[T]):
     def remove(self, entry: T) -> None:
         """Remove an entry that is there."""
         number = bisect_left(self._lasts, entry)
-        block = self._blocks[number]
+        block = self.blocks[number]
         index = bisect_left(block, entry)
         assert block[index] == entry
         del block[index]
         self._ends = []
         if not block:
-            del self._blocks[number], self._lasts[number]
+            del self.blocks[number], self._lasts[number]
         elif index == len(block):
             self._lasts[number] = block[-1]
 
     def remove_first(self) -> None:
         """Remove the least entry; no comparison is made."""
-        block = self._blocks[0]
+        block = self.blocks[0]
         del block[0]
         self._ends = []
         if not block:
-            del self._blocks[0], self._lasts[0]
+            del self.blocks[0], self._lasts[0]

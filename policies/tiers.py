@@ -88,6 +88,8 @@ class Tiers:
 
     def _fill(self, batch: _Batch, view: StepView) -> None:
         """Add tiers in ascending k for as long as Eq. 5 merges them."""
+        if batch.full:
+            return
         waiting = view.waiting
         entered = frozenset(batch.order)
         k_floor = view.k_running if self._count_running else 0

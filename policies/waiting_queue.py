@@ -123,7 +123,9 @@ class WaitingView(Sequence[RequestView]):
     def __getitem__(self, index: int | slice) -> RequestView | Sequence[RequestView]:
         queue = self._queue
         if type(index) is int and index >= 0 and not queue.preempted:  # what policies search by, at least cost
-            view: RequestView = queue._entries[index][3].view
+            blocks = queue._entries.blocks
+            entry = blocks[0][index] if blocks and index < len(blocks[0]) else queue._entries[index]
+            view: RequestView = entry[3].view
             return view
         size = len(queue)
         if isinstance(index, slice):

@@ -15,47 +15,53 @@ class RunningShare:
     vLLM keeps a step's remaining token budget in a local variable. Each running request it gives tokens to passes
     through ``KVCacheManager.allocate_slots`` exactly once with success, so the sum there is what is gone. This is on
     the path of every running request in every step: it notes, and whoever asks adds up.
+
+    Args:
+        kv_cache_manager: vLLM's.
+        ks: every request's budget, by request id; kept by the scheduler.
     """
 
-    def __init__(self, kv_cache_manager: Any) -> None:
-        names: list[str] = []
+    def __init__(self, kv_cache_manager: Any, ks: dict[str, int]) -> None:
         tokens: list[int] = []
+        budgets: list[int] = []
         chunks: dict[str, int] = {}
         allocate = kv_cache_manager.allocate_slots
 
         def allocate_slots(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
             blocks = allocate(request, num_new_tokens, *args, **kwargs)
             if blocks is not None and "full_sequence_must_fit" not in kwargs:  # which vLLM passes for those that wait
-                names.append(request.request_id)
+                request_id = request.request_id
                 tokens.append(num_new_tokens)
+                budgets.append(ks[request_id])
                 if request.is_prefill_chunk:
-                    chunks[request.request_id] = num_new_tokens
+                    chunks[request_id] = num_new_tokens
             return blocks
 
         kv_cache_manager.allocate_slots = allocate_slots
-        self._names, self._tokens = names, tokens
+        self._tokens, self._budgets = tokens, budgets
         self.chunks = chunks
         """Tokens given to prompts in progress, by request id."""
 
     def clear(self) -> None:
         """Begin a step."""
-        self._names.clear()
         self._tokens.clear()
+        self._budgets.clear()
         self.chunks.clear()
 
     @property
     def num_seqs(self) -> int:
         """Running requests that were given tokens."""
-        return len(self._names)
+        return len(self._tokens)
 
     @property
     def num_tokens(self) -> int:
         """Tokens they were given."""
         return sum(self._tokens)
 
-    def largest_k(self, ks: dict[str, int]) -> int:
-        """Return the largest budget among them; 0 if there are none."""
-        return max(map(ks.__getitem__, self._names), default=0)
+    @property
+    def largest_k(self) -> int:
+        """The largest budget among them; 0 if there are none."""
+        return max(self._budgets, default=0)
 
 
 class ViewBuilder:
@@ -71,7 +77,7 @@ class ViewBuilder:
         self.dp_rank = 0
         """Which rank it is."""
         self.wall_offset_s = wall_offset_s
-        self.share = RunningShare(scheduler.kv_cache_manager)
+        self.share = RunningShare(scheduler.kv_cache_manager, scheduler.request_ks)
         self._running = RunningView(scheduler, self.running)
         self._recomputed: dict[str, int] = {}
         """Prompt tokens of requests that were preempted, outputs before the last preemption included."""
@@ -104,7 +110,7 @@ class ViewBuilder:
             max_num_seqs=scheduler.max_num_active_reqs,
             free_kv_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             block_size=scheduler.block_size,
-            k_running=self.share.largest_k(scheduler.request_ks),
+            k_running=self.share.largest_k,
             oldest=queue.oldest(),
             num_preempted=queue.num_preempted,
         )
