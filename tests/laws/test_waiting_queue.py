@@ -44,8 +44,8 @@ def test_a_change_moves_one_block_however_many_wait() -> None:
     blocks: SortedBlocks[tuple[int, int]] = SortedBlocks()
     for row in range(20_000):
         blocks.add((row * 7919 % 97, row))
-    assert max(map(len, blocks._blocks)) <= sorted_blocks.MOST_IN_BLOCK
-    assert len(blocks._blocks) <= 2 * 20_000 / sorted_blocks.MOST_IN_BLOCK + 1
+    assert max(map(len, blocks.blocks)) <= sorted_blocks.MOST_IN_BLOCK
+    assert len(blocks.blocks) <= 2 * 20_000 / sorted_blocks.MOST_IN_BLOCK + 1
 
 
 def test_an_entry_that_cannot_be_compared_adds_nothing() -> None:
