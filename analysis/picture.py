@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simmoe.errors import OutputError
+from simmoe.writing import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,9 +49,5 @@ def picture(path: str | os.PathLike[str], size_inches: tuple[float, float]) -> I
         figure = Figure(figsize=size_inches, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
-        partial = Path(path).with_name(f".{Path(path).name}.partial")
-        try:
+        with whole_file(path, "the plot") as partial:
             figure.savefig(partial, format="png", metadata={"Software": None})
-            partial.replace(path)
-        except OSError as error:
-            raise OutputError(f"cannot write the plot '{path}': {error.strerror or error}") from error

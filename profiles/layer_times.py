@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from simmoe.errors import ProfileError
 from simmoe.profiles.models import model_shape
 from simmoe.profiles.reading import build, parse_json, read_text
-from simmoe.profiles.writing import write_whole
+from simmoe.writing import write_whole
 
 FORMAT = "simmoe-moe-layer"
 VERSION = 2

@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 from simmoe.errors import OutputError, ProfileError
 from simmoe.profiles.reading import build, parse_json, read_text
 from simmoe.profiles.shape import StepShape
-from simmoe.profiles.writing import write_whole
+from simmoe.writing import write_whole
 
 FORMAT = "simmoe-samples"
 VERSION = 2

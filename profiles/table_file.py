@@ -30,7 +30,7 @@ from simmoe.profiles.table import (
     RealShare,
     StepTable,
 )
-from simmoe.profiles.writing import write_whole
+from simmoe.writing import write_whole
 
 FORMAT = "simmoe-profile"
 #: Version 2 had no mixed_decode_share, and neither it nor 3 what IN_VERSION_4 names; without that, 3 is written.

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from simmoe.errors import OutputError, UsageError
+from simmoe.errors import UsageError
 from simmoe.traces.columns import NumberedIds
 from simmoe.traces.formats import PLAIN
 from simmoe.traces.workload import Workload
+from simmoe.writing import whole_file
 
 SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
@@ -32,20 +33,15 @@ def write_trace(path: Path, workload: Workload, with_k_qos: bool) -> None:
     if layout is None:
         raise UsageError(f"'{path}' names no format; end it in one of {', '.join(SUFFIXES)}")
     columns = _columns(workload, with_k_qos)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with whole_file(path, "the trace") as partial:
         if layout == ".parquet":
             _write_parquet(partial, columns)
-        else:
-            with partial.open("wb") as raw:
-                # An empty name and time: equal traces give equal bytes.
-                packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if layout.endswith(".gz") else None
-                with io.TextIOWrapper(packed or raw, encoding="utf-8", newline="") as stream:
-                    (_write_csv if layout.startswith(".csv") else _write_jsonl)(stream, columns)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OutputError(f"cannot write '{path}': {error.strerror or error}; choose another place") from error
+            return
+        with partial.open("wb") as raw:
+            # An empty name and time: equal traces give equal bytes.
+            packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if layout.endswith(".gz") else None
+            with io.TextIOWrapper(packed or raw, encoding="utf-8", newline="") as stream:
+                (_write_csv if layout.startswith(".csv") else _write_jsonl)(stream, columns)
 
 
 def _columns(workload: Workload, with_k_qos: bool) -> dict[str, Sequence[Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 from simmoe.errors import LiveError
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.measure.engine import MeasuredEngine, Prompt, RequestTimes
+from simmoe.writing import write_whole
 
 FORMAT = "simmoe-recording"
 VERSION = 1
@@ -94,6 +95,7 @@ def append(recording: Recording, header: dict[str, Any], path: Path) -> None:
 
     Raises:
         LiveError: the file has other columns, having been begun by another version.
+        OutputError: it cannot be written.
     """
     lines = []
     if path.exists():
@@ -107,9 +109,7 @@ def append(recording: Recording, header: dict[str, Any], path: Path) -> None:
     lines.append(json.dumps(began))
     lines += [json.dumps(["request", *row], separators=(",", ":")) for row in recording.requests]
     lines += [json.dumps(["step", *row], separators=(",", ":")) for row in recording.steps]
-    partial = path.with_name(f".partial.{path.name}")
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, ("\n".join(lines) + "\n").encode(), "the recording")
 
 
 def read_header(path: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ go on where it was, with the same windows and the same budgets.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,11 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from simmoe.errors import OutputError, RefactorError
+from simmoe.errors import RefactorError
 from simmoe.live.evaluate.perplexity import gate_modules, set_budget
 from simmoe.live.refactor.checkpoint import Checkpoint, check_new, copy_companions, new_checkpoint
 from simmoe.live.refactor.families import GATE_TENSOR, RECORD_KEY
 from simmoe.live.training.windows import Windows
+from simmoe.writing import whole_file
 
 BUDGET_SCHEDULES = ("anneal", "mixed", "sandwich")
 OBJECTIVES = ("lm", "distil")
@@ -208,14 +208,12 @@ def _identity(config: FinetuneConfig, tokens: np.ndarray[Any, Any], masters: lis
 
 
 def _save(path: Path, run: dict[str, Any], step: int, masters: list[torch.Tensor], optimizer: Any) -> None:
-    partial = path.with_name(path.name + ".partial")
-    try:
-        state = {"run": run, "step": step, "rows": masters, "optimizer": optimizer.state_dict()}
-        torch.save(state, partial)
-        os.replace(partial, path)
-    except (OSError, RuntimeError) as error:
-        partial.unlink(missing_ok=True)
-        raise OutputError(f"cannot write fine-tuning state {path}: {error}") from error
+    state = {"run": run, "step": step, "rows": masters, "optimizer": optimizer.state_dict()}
+    with whole_file(path, "the fine-tuning state") as partial:
+        try:
+            torch.save(state, partial)
+        except RuntimeError as error:  # what torch makes of a failure to write
+            raise OSError(str(error)) from error
 
 
 def _resume(path: Path, run: dict[str, Any], masters: list[torch.Tensor], rows: list[Any], optimizer: Any) -> int:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from simmoe.live.training.architecture import grouped_experts_forward, small_olm
 from simmoe.live.training.forward import Losses, make_losses
 from simmoe.live.training.recipe import TrainingConfig, flatness, learning_rate
 from simmoe.live.training.windows import Windows
+from simmoe.writing import whole_file
 
 
 class Run:
@@ -175,9 +175,8 @@ class Run:
         """Write weights and optimiser before step ``step``."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "line": line,
                  "step": step, "config": asdict(self.config), "compiled": self.compiled}  # fmt: skip
-        partial = self.out / f"{name}.partial"
-        torch.save(state, partial)
-        os.replace(partial, self.out / name)
+        with whole_file(self.out / name, "the state") as partial:
+            torch.save(state, partial)
 
     def load(self, name: str) -> tuple[str, int]:
         """(line, step) of a state file, whose weights, optimiser and settings become this run's."""

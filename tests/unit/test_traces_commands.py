@@ -87,7 +87,7 @@ def test_convert_clips_and_says_so(trace: Path, tmp_path: Path, capsys: pytest.C
         (["describe", "azur"], 2, "did you mean 'azure'?"),
         (["describe", "mooncake"], 2, "simmoe traces fetch mooncake"),
         (["convert", "TRACE", "out.xlsx"], 2, "end it in one of .csv"),
-        (["convert", "TRACE", "/nowhere/out.csv"], 5, "cannot write '/nowhere/out.csv'"),
+        (["convert", "TRACE", "/dev/null/out.csv"], 5, "cannot write the trace to '/dev/null/out.csv'"),
         (["convert", "azure", "out.csv"], 2, "no recorded arrivals"),
         (["describe", "TRACE", "--min-total-tokens", "5000"], 3, "none of 3 rows has 5000.."),
         (["describe", "TRACE", "--min-total-tokens", "9", "--max-total-tokens", "8"], 2, "min_total_tokens is 9"),

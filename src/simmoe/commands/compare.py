@@ -12,8 +12,9 @@ from simmoe.analysis.compare import COMPARED, STATISTICS, THROUGHPUTS, Differenc
 from simmoe.analysis.compare_causes import CAUSES, Causes, StepRatios, direct_causes
 from simmoe.commands.counterfactual import find_causes
 from simmoe.commands.out_folder import refuse_empty
-from simmoe.errors import LiveError, OutputError, RecordError
+from simmoe.errors import LiveError, RecordError
 from simmoe.records import RunRecord, read_record
+from simmoe.writing import write_whole
 
 _SHOWN = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 _RATES = {"request_throughput": "requests/s", "output_throughput": "output tokens/s"}
@@ -140,11 +141,8 @@ def _write(
             "e2e_s": causes.e2e_s,
         },
     }
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "compare.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-    except OSError as error:
-        raise OutputError(f"cannot write the comparison to '{out}': {error.strerror}; choose another --out") from error
+    text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+    write_whole(out / "compare.json", text.encode(), "the comparison", "choose another --out")
     plot_comparison(out / "compare.png", records, names, causes)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from simmoe.errors import PolicyError
+from simmoe.errors import OutputError, PolicyError
+from simmoe.writing import write_whole
 
 CALL_NAME = "policy_call.json"
 
@@ -21,9 +22,9 @@ def save_evidence(error: PolicyError, folder: Path | None) -> PolicyError:
         return error
     path = (folder or Path()) / CALL_NAME
     try:
-        path.write_text(json.dumps(error.evidence, indent=2) + "\n")
-    except OSError as failure:
-        return PolicyError(f"{error}; its view could not be saved to '{path}': {failure.strerror}")
+        write_whole(path, (json.dumps(error.evidence, indent=2) + "\n").encode(), "its view")
+    except OutputError as failure:
+        return PolicyError(f"{error}; {failure}")
     return PolicyError(
         f"{error}; its view is saved in '{path}': 'simmoe policies check POLICY --replay {path}' asks again"
     )

@@ -15,7 +15,7 @@ from simmoe.profiles.catalog import Profile
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import PROMPT_TOKENS, prompt_shape
 from simmoe.profiles.table import GridTable
-from simmoe.profiles.writing import write_whole
+from simmoe.writing import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +15,7 @@ from simmoe.commands.evidence import CALL_NAME
 from simmoe.commands.out_folder import claim_folder, results_in
 from simmoe.commands.sweeping.cells import CellResult
 from simmoe.errors import OutputError
+from simmoe.writing import write_whole
 
 INPUTS = "inputs.json"
 
@@ -76,14 +76,7 @@ class SweepStore:
     def write(self, name: str, content: bytes) -> Path:
         """Write a file of the folder in one rename and return its path."""
         path = self.folder / name
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            partial.write_bytes(content)
-            partial.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
-            raise self._unwritable(error) from error
+        write_whole(path, content, f"the {self.what}", "choose another --out")
         return path
 
     def _adopt(self) -> None:
@@ -103,7 +96,7 @@ class SweepStore:
             for leftover in (*self._cells.glob(".*.partial"), *self.folder.glob(".*.partial"), self.folder / CALL_NAME):
                 leftover.unlink(missing_ok=True)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise OutputError(f"cannot write to '{self.folder}': {error.strerror}; choose another --out") from error
 
     def _read_inputs(self) -> bytes | None:
         try:
@@ -114,9 +107,6 @@ class SweepStore:
             raise OutputError(
                 f"cannot read '{self.folder / INPUTS}': {error.strerror}; choose another --out"
             ) from error
-
-    def _unwritable(self, error: OSError) -> OutputError:
-        return OutputError(f"cannot write to '{self.folder}': {os.strerror(error.errno or 0)}; choose another --out")
 
 
 def _result(kept: object) -> CellResult | None:
