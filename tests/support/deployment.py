@@ -14,16 +14,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 _ROOT = Path(__file__).parents[2]
 
+_T = TypeVar("_T")
+
+_CHANGE = re.compile(r"^(\S+ \S+) simmoe: replica (\d+) is (down|starting|unresponsive|up):", re.MULTILINE)
 
 NOTICED_S = 1.0
 """The death of a replica is noticed within this."""
 
+IN_TIME_S = 300.0
+"""What happens at all has happened by then, on a machine however slow and busy; what has not hangs."""
 
-def wait_for(holds: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+
+def wait_for(holds: Callable[[], Any], what: str, seconds: float = IN_TIME_S) -> Any:
     """Return the first true value of ``holds()``; fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not (value := holds()):
@@ -68,7 +74,7 @@ class Deployment:
         self.streams: list[Stream] = []
 
     def ask(
-        self, method: str, path: str, body: dict[str, Any] | bytes | None = None, timeout_s: float = 60.0
+        self, method: str, path: str, body: dict[str, Any] | bytes | None = None, timeout_s: float = IN_TIME_S
     ) -> tuple[int, Any, http.client.HTTPMessage]:
         """Return status, answer (parsed where it is JSON) and headers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
@@ -86,7 +92,7 @@ class Deployment:
 
     def stream(self, **fields: Any) -> Stream:
         """Ask for a completion as a stream; returns once its first event is on its way."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120.0)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=IN_TIME_S)
         connection.request("POST", "/v1/completions", json.dumps(completion(stream=True, **fields)), self.headers)
         self.streams.append(Stream(connection.getresponse(), connection))
         return self.streams[-1]
@@ -102,22 +108,45 @@ class Deployment:
         """Return each replica's state."""
         return dict(self.ask("GET", "/health")[1]["replicas"])
 
+    def undisturbed(self, call: Callable[[], _T]) -> _T:
+        """Return what a call gives while every replica is up, from its beginning to its end.
+
+        One that the machine keeps from answering for long is passed over until it does, as it should be: where requests
+        go then is no news. The call is made again if that happened meanwhile.
+        """
+        while True:
+            num_changes = len(self._changes())
+            wait_for(lambda: set(self.states().values()) == {"up"}, "all are up")
+            value = call()
+            if len(self._changes()) == num_changes:
+                return value
+
     def kill(self, rank: int, kill: Callable[[], None]) -> float:
         """Kill a replica that is up, or what it lives by; return after how many seconds the router noticed, by its log.
 
-        When this process gets to look does not count: it shares the machine, and the replica may be back by then.
+        What the machine takes does not count. Neither when this process gets to look, which shares it with all others
+        and may find the replica back again, nor for how long the router was kept from running meanwhile.
         """
         wait_for(lambda: self.states()[str(rank)] == "up", f"replica {rank} is up")
-        killed_s = time.time()
+        withheld_before_s, since_s = withheld_s(self.process.pid), time.time()
         kill()
-        noticed_s = wait_for(lambda: self._losses_s(rank, killed_s), f"replica {rank} is lost, says the log")
-        return float(noticed_s[0] - killed_s)
+        killed_s = time.time()
+        noticed_s = wait_for(lambda: self._losses_s(rank, since_s), f"replica {rank} is lost, says the log")[0]
+        lasted_s, kept_s = noticed_s - killed_s, withheld_s(self.process.pid) - withheld_before_s
+        print(f"replica {rank}: noticed after {lasted_s:.3f} s, of which {kept_s:.3f} s at most without a processor")
+        return float(lasted_s - kept_s)
+
+    def _changes(self) -> list[tuple[float, int, str]]:
+        """Return every change of a replica's state that the router has told: when (``time.time()``), rank, state."""
+        found = _CHANGE.findall(self.log.read_text())
+        return [(datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp(), int(rank), to) for at, rank, to in found]
 
     def _losses_s(self, rank: int, since_s: float) -> list[float]:
-        """Return the times (``time.time()``, to a millisecond) at which a replica stopped taking requests."""
-        line = re.compile(rf"^(\S+ \S+) simmoe: replica {rank} is (?:down|unresponsive)", re.MULTILINE)
-        stamps = (datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f") for text in line.findall(self.log.read_text()))
-        return [stamp.timestamp() for stamp in stamps if stamp.timestamp() >= since_s - 1e-3]
+        """Return the times, to a millisecond, at which a replica stopped taking requests."""
+        lost = ("down", "unresponsive")
+        return [
+            at_s for at_s, who, state in self._changes() if who == rank and state in lost and at_s >= since_s - 1e-3
+        ]
 
     def replica_pid(self, rank: int) -> int:
         """Return the process of a replica's server."""
@@ -130,7 +159,21 @@ class Deployment:
     def stop(self) -> int:
         """Ask it to stop; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(IN_TIME_S)
+
+
+def withheld_s(pid: int) -> float:
+    """Return for how long the machine has kept a process from running that could, at most; 0 where it does not tell.
+
+    It waited for a processor that others had (proc_pid_schedstat), or for one that the machine itself was without: the
+    time stolen from a virtual one (proc_stat) may have been this process's.
+    """
+    waited_s = stolen_s = 0.0
+    with contextlib.suppress(OSError):
+        waited_s = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    with contextlib.suppress(OSError):
+        stolen_s = int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
+    return waited_s + stolen_s
 
 
 def completion(**fields: Any) -> dict[str, Any]:
@@ -140,12 +183,15 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 def children(pid: int) -> list[int]:
     """Return the child processes of a process."""
-    tasks = Path(f"/proc/{pid}/task")
-    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended since
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 
 @contextlib.contextmanager
-def deployed(log: Path, arguments: Sequence[str], start_s: float = 60.0, **variables: str) -> Iterator[Deployment]:
+def deployed(log: Path, arguments: Sequence[str], start_s: float = IN_TIME_S, **variables: str) -> Iterator[Deployment]:
     """Run ``python -m ARGUMENTS`` in the log's folder until it says where it serves; kill what is left at the end."""
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -168,7 +214,7 @@ def deployed(log: Path, arguments: Sequence[str], start_s: float = 60.0, **varia
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(30)
+                process.wait(IN_TIME_S)
             except subprocess.TimeoutExpired:
                 process.kill()
         stdout.close()
