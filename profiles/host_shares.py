@@ -64,10 +64,11 @@ def with_host_shares(
         recorded: steps of a served load, whose host may have been clocked.
         apart_above: prompt tokens above which those of a step are launched apart from its decodes; None: never.
     """
+    mixed = None if apart_above is None else MixedHost(apart_above, NO_SHARE)
 
     def apart(sample: Sample) -> bool:
-        mixed = launch_path(sample, table.captured_sizes) == "piecewise" and sample.kind == "mixed"
-        return mixed and apart_above is not None and sample.num_prefill_tokens > apart_above
+        is_apart = mixed is not None and mixed.is_apart(sample.num_prefill_tokens, sample.num_decode_seqs)
+        return is_apart and launch_path(sample, table.captured_sizes) == "piecewise"
 
     clocked = [
         (step.num_seqs, step.launch_s + step.update_s)
@@ -98,12 +99,12 @@ def with_host_shares(
             found = least_absolute(predicted, measured, start).tolist()
             before = HostShare(max(found[0], before.base_s), known or found[1])
         shares[path] = before
-    mixed = None
-    if clocked and apart_above is not None:
-        least_s, per_seq_s = shares["piecewise"]
-        seqs, seconds = np.array(clocked).T
-        (base_s,) = least_absolute_terms(np.ones((len(seqs), 1)), per_seq_s * seqs, seconds, [None]).tolist()
-        mixed = MixedHost(apart_above, HostShare(max(base_s, least_s), per_seq_s))
+    if not clocked or mixed is None:
+        return replace(table, host=shares, mixed_host=None)
+    least_s, per_seq_s = shares["piecewise"]
+    seqs, seconds = np.array(clocked).T
+    (base_s,) = least_absolute_terms(np.ones((len(seqs), 1)), per_seq_s * seqs, seconds, [None]).tolist()
+    mixed = mixed._replace(share=HostShare(max(base_s, least_s), per_seq_s))
     return replace(table, host=shares, mixed_host=mixed)
 
 

@@ -84,7 +84,7 @@ def _path(time: HostTime, largest_captured: int, mixed: MixedHost | None) -> str
     """Return how a step's kernels were launched: one of table.PATHS, or APART."""
     if time.num_tokens > largest_captured:
         return "eager"
-    if mixed is not None and mixed.above_tokens < time.num_prefill_tokens < time.num_tokens:
+    if mixed is not None and mixed.is_apart(time.num_prefill_tokens, time.num_tokens - time.num_prefill_tokens):
         return APART
     return "piecewise" if time.num_prefill_tokens else "full"
 

@@ -86,11 +86,9 @@ class ProfileStepCost:
         self._full = table.host.get("full", eager)
         self._piecewise = table.host.get("piecewise", eager)
         self._eager = eager
-        mixed = table.mixed_host
-        self._mixed_above = mixed.above_tokens if mixed else 0
-        self._mixed = mixed.share if mixed else self._piecewise
+        self._mixed = mixed = table.mixed_host
         self._mixed_eager = HostShare(*map(max, eager, mixed.share)) if mixed else eager
-        shares = (self._full, self._piecewise, eager, self._mixed, self._mixed_eager)
+        shares = (self._full, self._piecewise, eager, self._mixed_eager, *([mixed.share] if mixed else []))
         self._updates = {share: _within(table.update, share) for share in shares}
         self._graph_tail_s = table.graph_tail_s
         self._largest_captured = self._prefill.largest_captured
@@ -143,11 +141,11 @@ class ProfileStepCost:
         grid = self._prefill
         if not (grid.first_size <= num_tokens <= grid.last_size and self._k_first <= k <= self._k_last):
             self._count(grid, "prefill_tokens", num_tokens, k)
-        apart = decodes and tokens > self._mixed_above
-        if num_tokens <= self._largest_captured:
-            share = self._mixed if apart else self._piecewise
+        captured, mixed = num_tokens <= self._largest_captured, self._mixed
+        if mixed is not None and mixed.is_apart(tokens, decodes):
+            share = mixed.share if captured else self._mixed_eager
         else:
-            share = self._mixed_eager if apart else self._eager
+            share = self._piecewise if captured else self._eager
         host_s = share.base_s + share.per_seq_s * (prompts + decodes)
         if self._host_adds:
             return StepParts(device_s + host_s)

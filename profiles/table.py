@@ -122,6 +122,10 @@ class MixedHost(NamedTuple):
     above_tokens: int
     share: HostShare
 
+    def is_apart(self, num_prefill_tokens: int, num_decode_seqs: int) -> bool:
+        """Return whether a step launches its prompts apart from its decodes."""
+        return num_decode_seqs > 0 and num_prefill_tokens > self.above_tokens
+
 
 class RealShare(NamedTuple):
     """How much cheaper a step is that its captured size pads, by the sizes' grid.
