@@ -38,7 +38,7 @@ from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import load_profile
 from simmoe.records import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, check_columns, read_record
 from simmoe.traces.workload import Workload
-from tests.support.deployment import wait_for
+from tests.support.deployment import IN_TIME_S, START_S, wait_for
 
 needs_server = pytest.mark.skipif(
     find_spec("httptools") is None, reason="the server is not installed: pip install 'simmoe[serve]'"
@@ -212,8 +212,11 @@ def test_engines_that_were_warmed_up_host_the_policy_anew(monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
-def test_an_engine_that_is_still_starting_is_killed_at_once_with_all_it_started() -> None:
-    """It would not hear that it is to stop for as long as its start takes."""
+def test_an_engine_that_is_still_starting_is_killed_at_once_with_all_it_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would not hear that it is to stop for as long as its start takes: it is not given time to."""
+    monkeypatch.setattr("simmoe.live.driving.conversation._STOP_S", math.inf)
 
     async def run() -> None:
         command = "sleep 600 & echo $!; wait"
@@ -227,7 +230,7 @@ def test_an_engine_that_is_still_starting_is_killed_at_once_with_all_it_started(
         connecting = asyncio.create_task(engine.connect(ours))
         await asyncio.sleep(0)
         with theirs:
-            await asyncio.wait_for(engine.stop(), 10.0)
+            await asyncio.wait_for(engine.stop(), IN_TIME_S)
             assert process.returncode == -signal.SIGKILL
             assert await process.stdout.read() == b"", "nobody holds its other end"
         connecting.cancel()
@@ -331,7 +334,7 @@ def test_a_url_is_driven_and_recorded(tmp_path: Path) -> None:
         stub("--gap-s", "0.002") as (_, url),
         live_run(tmp_path, "--url", url, "--requests", "40", *URL_OPTIONS) as (process, out),
     ):
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=IN_TIME_S)
     assert process.returncode in (0, 8), stderr  # 8: a busy machine sent too late; the record says so too
     assert "40 injected = 40 finished" in stdout
     record = read_record(out)
@@ -359,7 +362,7 @@ def test_a_late_sender_does_not_report_ttft(tmp_path: Path) -> None:
         stopped_s = time.monotonic()
         wait_for(lambda: time.monotonic() > stopped_s + 1.0, "a second passes")
         process.send_signal(signal.SIGCONT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=IN_TIME_S)
     assert process.returncode == 8
     assert "simmoe: TTFT is not reported: the mean send lag" in stderr
     (line,) = (line for line in stdout.splitlines() if line.startswith("TTFT"))
@@ -378,7 +381,7 @@ def test_a_signal_keeps_what_there_is(tmp_path: Path, number: signal.Signals) ->
         told = wait_for(lambda: next((line for line in process.stderr or () if " sent, " in line), ""), "it sends")
         assert "of 300 sent" in told
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=IN_TIME_S)
     assert process.returncode == 130, stderr
     record = read_record(out)
     counts = record.manifest["counts"]
@@ -400,7 +403,7 @@ def test_a_server_that_dies_leaves_failures(tmp_path: Path) -> None:
         assert process.stderr is not None
         wait_for(lambda: next((line for line in process.stderr or () if " sent, " in line), ""), "it sends")
         engine.kill()
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=IN_TIME_S)
     counts = read_record(out).manifest["counts"]
     assert counts["injected"] == 100 == counts["finished"] + counts["failed"]
     assert counts["failed"] > 0
@@ -427,7 +430,7 @@ def test_what_cannot_be_run_is_said_in_a_line(
     tmp_path: Path, arguments: tuple[str, ...], code: int | tuple[int, ...], message: str
 ) -> None:
     with live_run(tmp_path, *arguments) as (process, out):
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=IN_TIME_S)
     assert process.returncode in (code if isinstance(code, tuple) else (code,))
     assert message in stderr
     assert not out.exists()
@@ -445,7 +448,7 @@ def test_engines_started_here(tmp_path: Path) -> None:
     arguments = ["--model", str(model), "--replicas", "2", "--policy", "tiers+lanes", "--rate", "inf"]
     arguments += ["--requests", "60", "--mu", "4", "--sigma", "2", "--record-decisions", "--", *further]
     with live_run(tmp_path, *arguments) as (process, out):
-        stdout, stderr = process.communicate(timeout=600)
+        stdout, stderr = process.communicate(timeout=START_S)
     assert process.returncode in (0, 8), stderr
     assert "60 injected = 60 finished" in stdout
     live = read_record(out)

@@ -18,16 +18,23 @@ import pytest
 
 from simmoe.live.engine.steps import StepRecord
 from simmoe.profiles.weights import WEIGHTS
-from tests.support.deployment import NOTICED_S, Deployment, Stream, children, completion, deployed, wait_for
+from tests.support.deployment import (
+    IN_TIME_S,
+    NOTICED_S,
+    START_S,
+    Deployment,
+    Stream,
+    children,
+    completion,
+    deployed,
+    wait_for,
+)
 
 pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'"),
 ]
-
-START_S = 600.0
-"""An engine's start may take minutes on a busy machine."""
 
 LONG = 900
 """Output tokens of a stream that outlives what is done to it."""
@@ -74,7 +81,9 @@ def test_a_deployment_from_start_to_drain(deployment: Deployment, tmp_path: Path
 
 
 def check_answers(deployment: Deployment) -> None:
-    low, high = deployment.complete(model="tiny:k=1", max_tokens=8), deployment.complete(model="tiny:k=8", max_tokens=8)
+    low, high = (
+        deployment.undisturbed(lambda k=k: deployment.complete(model=f"tiny:k={k}", max_tokens=8)) for k in (1, 8)
+    )
     assert (low[0], high[0]) == (200, 200)
     assert low[2]["x-simmoe-rank"] == "0"
     assert high[2]["x-simmoe-rank"] == "1"
@@ -184,11 +193,16 @@ def check_policy_that_raises(deployment: Deployment) -> None:
 def streams_on_both(deployment: Deployment) -> list[Stream]:
     """Open long streams until each replica has one; which goes where is the policy's choice."""
     streams: list[Stream] = []
-    while {stream.rank for stream in streams} != {0, 1}:
-        assert len(streams) < 10, "all streams go to one replica"
+
+    def open_one() -> None:
         streams.append(deployment.stream(model=f"tiny:k={(8, 1)[len(streams) % 2]}", max_tokens=LONG, **USAGE))
         assert streams[-1].event()
-    return streams
+
+    for _ in range(10):
+        deployment.undisturbed(open_one)
+        if {stream.rank for stream in streams} == {0, 1}:
+            return streams
+    raise AssertionError("all streams go to one replica")
 
 
 def check_killed_server(deployment: Deployment) -> None:
@@ -244,7 +258,7 @@ def during_the_outage(deployment: Deployment) -> Any:
 
     def wait() -> list[list[Any]]:
         for thread in threads:
-            thread.join(60)
+            thread.join(IN_TIME_S)
         assert len(results) == len(threads), "every one was answered"
         return results
 
@@ -266,4 +280,4 @@ def check_drain(deployment: Deployment) -> None:
     status, answer, _ = deployment.ask("POST", "/v1/completions", completion())
     assert (status, "shutting down" in answer["error"]["message"]) == (503, True)
     check_whole(stream.rest(), LONG)
-    assert deployment.process.wait(90) == 0
+    assert deployment.process.wait(IN_TIME_S) == 0

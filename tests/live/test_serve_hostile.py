@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.deployment import NOTICED_S
+from tests.support.deployment import IN_TIME_S, NOTICED_S
 from tests.support.stub_engine import FACTS
 
 if find_spec("httptools") is None:
     pytest.skip("the server is not installed: pip install 'simmoe[serve]'", allow_module_level=True)
 
+from simmoe.live.server import client as client_module
 from simmoe.live.server import replica as replica_module
 from simmoe.live.server import upstream
 from simmoe.live.server.client import IDLE_TIMEOUT_S, MAX_BODY_BYTES, ClientConnection, Request
@@ -29,9 +30,6 @@ from simmoe.live.server.exchange import Exchange, Outcome
 from simmoe.live.server.probe import Answer, Prober, parse_metrics
 from simmoe.live.server.replica import HUNG_S, PUBLISH_INTERVAL_S, UNRESPONSIVE_S, Replica
 from simmoe.live.server.upstream import Address, fetch
-
-IN_TIME_S = 20.0
-"""Nothing here takes long; what is not there by then hangs."""
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -310,10 +308,9 @@ def test_an_engine_that_says_it_is_dead_is(monkeypatch: pytest.MonkeyPatch) -> N
 class Clients:
     """A server of :class:`ClientConnection` whose requests a test answers itself."""
 
-    def __init__(self, idle_timeout_s: float = 60.0) -> None:
+    def __init__(self) -> None:
         self.requests: asyncio.Queue[tuple[Request, ClientConnection]] = asyncio.Queue()
         self.connections: set[ClientConnection] = set()
-        self._idle_timeout_s = idle_timeout_s
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -325,7 +322,7 @@ class Clients:
             writer.close()
 
     def _connection(self) -> ClientConnection:
-        return ClientConnection(lambda *asked: self.requests.put_nowait(asked), self.connections, self._idle_timeout_s)
+        return ClientConnection(lambda *asked: self.requests.put_nowait(asked), self.connections, IN_TIME_S)
 
 
 ASK = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
@@ -363,7 +360,9 @@ def test_a_request_waits_while_its_host_cannot_be_reached_no_longer_than_it_is_w
 
 
 @pytest.mark.parametrize("size", [MAX_BODY_BYTES + 1, 2 * MAX_BODY_BYTES])
-def test_a_client_that_is_refused_reads_why_whatever_it_still_sends(size: int) -> None:
+def test_a_client_that_is_refused_reads_why_whatever_it_still_sends(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_LINGER_S", IN_TIME_S)  # it sends as fast as it can, which is not the matter
+
     async def test() -> bytes:
         clients = Clients()
         async with clients.client() as (reader, writer):
@@ -435,10 +434,11 @@ def test_the_next_request_begins_once_the_last_answer_is_taken() -> None:
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_client_that_takes_nothing_is_given_up(is_stream: bool) -> None:
     async def test() -> None:
-        clients = Clients(idle_timeout_s=0.01)
+        clients = Clients()
         async with clients.client() as (_, writer):
             writer.write(ASK)
             _, client = await clients.requests.get()
+            client._idle_timeout_s = 0.01
             if is_stream:
                 client.start_stream(200, "text/event-stream", {})
                 client.write(LARGE)

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.deployment import NOTICED_S, Deployment, Stream, deployed, wait_for
+from tests.support.deployment import NOTICED_S, START_S, Deployment, Stream, deployed, wait_for
+from tests.support.ports import later_port
 
 pytestmark = [
     pytest.mark.live,
@@ -23,14 +24,8 @@ pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'"),
 ]
 
-START_S = 600.0
 LONG = 900
 BUDGETS = ("--scheduler-cls", "simmoe.live.engine.scheduler.BudgetScheduler")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def is_listening(port: int) -> bool:
@@ -46,7 +41,7 @@ def vllm_server(folder: Path, model: Path, name: str, *arguments: str) -> Iterat
     """
     from tests.support.tiny_model import VLLM_ARGUMENTS
 
-    port = free_port()
+    port = later_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--api-key", "secret", "--enforce-eager", *VLLM_ARGUMENTS, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

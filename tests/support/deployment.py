@@ -28,6 +28,9 @@ NOTICED_S = 1.0
 IN_TIME_S = 300.0
 """What happens at all has happened by then, on a machine however slow and busy; what has not hangs."""
 
+START_S = 900.0
+"""An engine's start may take minutes there."""
+
 
 def wait_for(holds: Callable[[], Any], what: str, seconds: float = IN_TIME_S) -> Any:
     """Return the first true value of ``holds()``; fail after ``seconds``."""

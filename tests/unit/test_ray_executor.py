@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from simmoe.commands.sweeping.sources import cell_sources
 from simmoe.errors import SimmoeError
 from simmoe.simulator.config import SimConfig
 from simmoe.traces.spec import WorkloadSpec
+from tests.support.ports import later_port
 
 PROFILE = "synthetic-olmoe-split4"
 
@@ -52,7 +52,7 @@ class KillsOnce:
             try:
                 os.close(os.open("killed", os.O_CREAT | os.O_EXCL))
             except FileExistsError:
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + 300
                 while len(seen()) > 2 and len(set(seen())) < 3 and time.monotonic() < deadline:
                     time.sleep(0.01)
                 return ADMIT_ALL
@@ -116,9 +116,7 @@ class KillsNode:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """A cluster of one node with token authentication: its address, and the environment that has its token."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = later_port()
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # its sockets' names must be short
         options = [f"--port={port}", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
