@@ -16,7 +16,8 @@ from simmoe.live.server.answers import MALFORMED, read_models
 from simmoe.live.server.state import STEPS_PATH
 from simmoe.live.server.upstream import Address, connect, described, fetch
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
+"""A ``simmoe serve`` may wait a third of that for one of its engines before it answers itself."""
 _MAX_ERROR_BYTES = 1 << 16
 _RANK = re.compile("[0-9]{1,6}")
 _REJECTIONS = (400, 401, 404, 413, 422, 429, 503)

@@ -38,7 +38,8 @@ from simmoe.traces.workload import Workload
 DRAIN_INTERVAL_S = 2.0
 """How often steps are fetched from the engines: what is lost at most if one dies."""
 
-_LAST_FETCH_S = 10.0
+_LAST_FETCH_S = 30.0
+"""How long the last steps are waited for: engines may hang, or be busy."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Host = LocalEngines | Endpoint
@@ -160,7 +161,7 @@ async def run_once(
         gc.unfreeze()
         keeping.cancel()
         (failure,) = await asyncio.gather(keeping, return_exceptions=True)
-    if failure is not None:  # engines may hang, policies not show their state
+    if failure is not None:  # or policies not show their state
         keeper.lost = set(keeper.facts)
         keeper.why_lost = str(failure) or f"no answer within {_LAST_FETCH_S:g} s"
     for number in _STOP_SIGNALS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import itertools
 import json
@@ -22,7 +21,7 @@ from simmoe.live.server.client import ClientConnection, Request, error_body
 from simmoe.live.server.dispatch import Dispatcher
 from simmoe.live.server.exchange import Exchange, Outcome
 from simmoe.live.server.metrics import CONTENT_TYPE, RouterMetrics
-from simmoe.live.server.replica import Replica
+from simmoe.live.server.replica import HUNG_S, Replica
 from simmoe.live.server.state import STEPS_PATH
 from simmoe.live.server.upstream import fetch
 from simmoe.policies.views import RequestView
@@ -34,7 +33,8 @@ MAX_ATTEMPTS = 4
 RETRY_AFTER_S = 1
 _GUARDED = ("/v1", STEPS_PATH)
 _PASSED_HEADERS = ("authorization", "x-request-id", "traceparent", "tracestate")
-_FETCH_TIMEOUT_S = 5.0
+_FETCH_TIMEOUT_S = HUNG_S
+"""One that takes longer is dead; a busy one is waited for, and what it then has to tell, its steps, is not lost."""
 
 log = logging.getLogger(__name__)
 
@@ -285,12 +285,8 @@ class Router:
 
     async def _answer_steps(self, client: ClientConnection) -> None:
         """Hand out what is deployed, every engine's facts, and its steps since the last time where it tells them."""
-        ranks: dict[str, object] = {}
-        for replica in self._replicas:
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                status, body = await fetch(replica.address, STEPS_PATH, _FETCH_TIMEOUT_S, method="POST")
-                if status == 200:
-                    ranks[str(replica.rank)] = json.loads(body)
+        told = await asyncio.gather(*map(_steps, self._replicas))
+        ranks = {str(replica.rank): steps for replica, steps in zip(self._replicas, told, strict=True) if steps}
         client.respond(200, {"deployment": self._described, "ranks": ranks})
 
     async def _answer_replica_metrics(self, request: Request, client: ClientConnection) -> None:
@@ -319,3 +315,12 @@ class Router:
             metrics.kv_used.labels(rank).set(counts.kv_used)
         metrics.fallback.set(bool(dispatcher.fallback_reason))
         return metrics.render()
+
+
+async def _steps(replica: Replica) -> Any:
+    """Return an engine's facts and its steps since the last time; None if it does not tell them."""
+    try:
+        status, body = await fetch(replica.address, STEPS_PATH, _FETCH_TIMEOUT_S, method="POST")
+        return json.loads(body) if status == 200 else None
+    except (OSError, ValueError, RecursionError):
+        return None

@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_a_deployment_from_start_to_drain(deployment: Deployment, tmp_path: Path
 
 def check_answers(deployment: Deployment) -> None:
     low, high = (
-        deployment.undisturbed(lambda k=k: deployment.complete(model=f"tiny:k={k}", max_tokens=8)) for k in (1, 8)
+        deployment.undisturbed(partial(deployment.complete, model=f"tiny:k={k}", max_tokens=8)) for k in (1, 8)
     )
     assert (low[0], high[0]) == (200, 200)
     assert low[2]["x-simmoe-rank"] == "0"

@@ -512,7 +512,7 @@ def test_an_empty_key_is_none(tmp_path: Path) -> None:
 def test_engines_elsewhere_are_watched_too(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with engines_elsewhere(tmp_path, "lanes", *flags) as (engines, deployment):
         for k, rank in ((1, "0"), (8, "1")):
-            answer = deployment.undisturbed(lambda k=k: deployment.complete(model=f"tiny:k={k}"))  # type: ignore[misc]
+            answer = deployment.undisturbed(partial(deployment.complete, model=f"tiny:k={k}"))
             assert answer[2]["x-simmoe-rank"] == rank
 
         def only_stream() -> Stream:

@@ -145,8 +145,11 @@ class Deployment:
         return [(datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp(), int(rank), to) for at, rank, to in found]
 
     def _losses_s(self, rank: int, since_s: float) -> list[float]:
-        """Return the times, to a millisecond, at which a replica stopped taking requests."""
+        """Return the times, to a millisecond, at which a replica stopped taking requests; ``since_s`` if it had."""
         lost = ("down", "unresponsive")
+        before = [state for at_s, who, state in self._changes() if who == rank and at_s < since_s - 1e-3]
+        if before[-1] in lost:
+            return [since_s]
         return [
             at_s for at_s, who, state in self._changes() if who == rank and state in lost and at_s >= since_s - 1e-3
         ]
