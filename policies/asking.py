@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from simmoe.errors import PolicyError
@@ -36,16 +37,14 @@ class Asker:
     def __init__(self, context: PolicyContext) -> None:
         self.context = context
 
-    def plan(self, policy: BatchPolicy, view: StepView, is_waiting: Callable[[str], object]) -> StepPlan:
-        """Return a batch policy's plan for ``view``.
+    def plan(self, policy: BatchPolicy, view: StepView, is_waiting: Callable[[str], object] | None = None) -> StepPlan:
+        """Return a batch policy's plan for ``view``; ``is_waiting`` as :func:`check_plan` takes it.
 
         Raises:
             PolicyError: it raised, or its plan cannot be applied.
         """
-        try:
+        with _Blaming(policy, lambda: view_to_json(view, self.context)):
             return check_plan(policy.plan(view), view, is_waiting)
-        except FAILURES as error:
-            raise _blame(policy, error, lambda: view_to_json(view, self.context)) from error
 
     def route(self, policy: RoutePolicy, request: RequestView, ranks: Sequence[RankView], now_s: float) -> int:
         """Return the rank a route policy chooses.
@@ -53,10 +52,8 @@ class Asker:
         Raises:
             PolicyError: it raised, or chose no rank there is.
         """
-        try:
+        with _Blaming(policy, lambda: route_call_to_json(request, ranks, now_s, self.context)):
             return check_rank(policy.route(request, ranks, now_s), ranks)
-        except FAILURES as error:
-            raise _blame(policy, error, lambda: route_call_to_json(request, ranks, now_s, self.context)) from error
 
     def orders_queue(self, policy: BatchPolicy) -> bool:
         """Return whether a batch policy has a queue order of its own.
@@ -64,13 +61,11 @@ class Asker:
         Raises:
             PolicyError: its ``queue_key`` cannot be read or called.
         """
-        try:
+        with _Blaming(policy):
             queue_key = _optional(policy, "queue_key", None)
             if queue_key is not None and not callable(queue_key):
                 raise PolicyError(f"queue_key is a {type(queue_key).__name__}; it must be a method, or not be there")
-        except FAILURES as error:
-            raise _blame(policy, error) from error
-        return queue_key is not None
+            return queue_key is not None
 
     def enqueue(
         self, policy: Any, request: RequestView, waiting: Sequence[RequestView], insert: Callable[[Any], object]
@@ -85,10 +80,8 @@ class Asker:
         Raises:
             PolicyError: it raised, or the key cannot be ordered among the others; nothing is inserted.
         """
-        try:
+        with _Blaming(policy, lambda: keys_call_to_json([*waiting, request], self.context)):
             insert(check_queue_key(policy.queue_key(request)))
-        except FAILURES as error:
-            raise _blame(policy, error, lambda: keys_call_to_json([*waiting, request], self.context)) from error
 
     def k_floor(self, policy: BatchPolicy) -> int:
         """Return the least budget a batch policy lets any step run at.
@@ -96,10 +89,8 @@ class Asker:
         Raises:
             PolicyError: it cannot be read, or is no budget of the deployment.
         """
-        try:
+        with _Blaming(policy):
             return check_k_floor(_optional(policy, "k_floor", 0), self.context.k_max)
-        except FAILURES as error:
-            raise _blame(policy, error) from error
 
     def snapshot(self, policy: object) -> dict[str, Any] | None:
         """Return a policy's state, None if it shows none.
@@ -107,10 +98,28 @@ class Asker:
         Raises:
             PolicyError: it raised, or its state is no plain data.
         """
-        try:
+        with _Blaming(policy):
             return check_snapshot(policy.snapshot()) if isinstance(policy, Inspectable) else None
-        except FAILURES as error:
-            raise _blame(policy, error) from error
+
+
+class _Blaming:
+    """Turns whatever is raised inside, Ctrl-C apart, into a PolicyError that names the policy and carries the call."""
+
+    __slots__ = ("_call", "_policy")
+
+    def __init__(self, policy: object, call: Callable[[], dict[str, Any]] | None = None) -> None:
+        self._policy = policy
+        self._call = call
+
+    def __enter__(self) -> None:
+        """Begin to listen."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Name who raised."""
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            raise _blame(self._policy, error, self._call) from error
 
 
 def _optional(policy: object, name: str, default: Any) -> Any:

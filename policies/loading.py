@@ -147,7 +147,9 @@ def _run(path: Path, sha256: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look their module up while and after it runs
     try:
         spec.loader.exec_module(module)
-    except FAILURES as error:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise PolicyError(f"cannot load the policy file: {describe(error, path)}") from error
     return module

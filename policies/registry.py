@@ -71,9 +71,9 @@ class PolicyPart:
             arguments[CONTEXT] = context
         try:
             return cls(**arguments)
-        except SimmoeError:
+        except (SimmoeError, KeyboardInterrupt):
             raise
-        except FAILURES as error:
+        except BaseException as error:
             raise PolicyError(f"policy '{self.text}' cannot be built: {describe(error, self.path)}") from error
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,7 +19,9 @@ from simmoe.policies.views import RankView, RequestView, StepView
 
 
 def check_plan(plan: object, view: StepView, is_waiting: Callable[[str], object] | None = None) -> StepPlan:
-    """Return ``plan`` if it is one that a host can apply to ``view``.
+    """Return ``plan`` in plain types, if it is one that a host can apply to ``view``.
+
+    What the policy keeps of its plan, or computes as it is read, is read once, here.
 
     Args:
         plan: what a batch policy answered.
@@ -30,19 +33,21 @@ def check_plan(plan: object, view: StepView, is_waiting: Callable[[str], object]
     """
     if not isinstance(plan, StepPlan):
         raise PolicyError(f"plan returned {_shown(plan)}; it must return a StepPlan")
-    if plan.order is not None:
-        if isinstance(plan.order, Sequence) and type(plan.order) not in (list, tuple, str):
-            plan = replace(plan, order=tuple(plan.order))  # a lazy one is asked once, here
-        _check_order(plan.order, view, is_waiting)
-    k_max = plan.k_max
-    if k_max is not None and (isinstance(k_max, bool) or not isinstance(k_max, Integral) or k_max < 0):
-        raise PolicyError(f"plan returned k_max {_shown(k_max)}; it must be None or a whole number, at least 0")
-    wake_at_s = plan.wake_at_s
-    if wake_at_s is not None and not (isinstance(wake_at_s, Real) and view.now_s < wake_at_s < math.inf):
-        raise PolicyError(
-            f"plan returned wake_at_s {_shown(wake_at_s)} at {view.now_s} s; it must be None or a later, finite time"
-        )
-    return plan
+    order, k_max, wake_at_s = plan.order, plan.k_max, plan.wake_at_s
+    if order is not None:
+        order = _checked_order(order, view, is_waiting)
+    if k_max is not None:
+        if isinstance(k_max, bool) or not isinstance(k_max, Integral) or k_max < 0:
+            raise PolicyError(f"plan returned k_max {_shown(k_max)}; it must be None or a whole number, at least 0")
+        k_max = int(k_max)
+    if wake_at_s is not None:
+        if not (isinstance(wake_at_s, Real) and view.now_s < float(wake_at_s) < math.inf):
+            raise PolicyError(
+                f"plan returned wake_at_s {_shown(wake_at_s)} at {view.now_s} s; "
+                f"it must be None or a later, finite time"
+            )
+        wake_at_s = float(wake_at_s)
+    return StepPlan(order, k_max, wake_at_s)
 
 
 def check_rank(rank: object, ranks: Sequence[RankView]) -> int:
@@ -180,18 +185,21 @@ def _deployment(context: PolicyContext | None) -> dict[str, Any]:
     return {field.name: getattr(context, field.name) for field in fields(context) if field.name != "prefill_s"}
 
 
-def _check_order(order: object, view: StepView, is_waiting: Callable[[str], object] | None) -> None:
+def _checked_order(order: object, view: StepView, is_waiting: Callable[[str], object] | None) -> tuple[str, ...]:
     if isinstance(order, str) or not isinstance(order, Sequence):
         raise PolicyError(f"plan returned order {_shown(order)}; it must be None or a sequence of request ids")
     if is_waiting is None:
         is_waiting = {request.request_id for request in view.waiting}.__contains__
+    # one id more than wait, and one of them is none or comes twice: a sequence without end is none too many
+    request_ids = tuple(islice(order, len(view.waiting) + 1))
     listed: set[str] = set()
-    for request_id in order:
+    for request_id in request_ids:
         if not isinstance(request_id, str) or not is_waiting(request_id):
             raise PolicyError(f"plan lets in {_shown(request_id)}, which does not wait on rank {view.dp_rank}")
         if request_id in listed:
             raise PolicyError(f"plan lets in {_shown(request_id)} twice")
         listed.add(request_id)
+    return request_ids
 
 
 def _shown(value: object) -> str:

@@ -19,19 +19,24 @@ save those that the next item names. ``[prompt_tokens]`` are those of preempted 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from simmoe.errors import DataError, PolicyError
-from simmoe.live.engine.policy_queue import PolicyQueue, Waiting
+from simmoe.live.engine.policy_queue import Enqueue, PolicyQueue, Waiting
+from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import BatchPolicy, PolicyContext, StepPlan
-from simmoe.policies.validate import check_plan
 from simmoe.policies.views import RequestView, StepView
 
 VERSION = 1
 _QUEUE_MARKS = {"preempt": "<", "return": "r", "remove": "-"}
+
+log = logging.getLogger(__name__)
 
 
 class DecisionRecorder:
@@ -46,7 +51,8 @@ class DecisionRecorder:
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         # line by line: an engine process is often killed, and what it decided is wanted then more than ever
         self._file: IO[str] = path.open("w", buffering=1, encoding="utf-8")
-        self._write({"decisions": VERSION, **header})
+        self._is_open = True
+        self._file.write(_line({"decisions": VERSION, **header}))
         self._computed: dict[str, int] = {}
         """Tokens computed by each request that ran at the last call, as of then."""
         self._decoded = 0
@@ -82,10 +88,23 @@ class DecisionRecorder:
 
     def close(self) -> None:
         """Finish the file; harmless to call again."""
-        self._file.close()
+        self._is_open = False
+        with suppress(OSError):  # what could not be written before cannot be now
+            self._file.close()
 
     def _write(self, value: Any) -> None:
-        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+        """Write a line. A disk that is full ends the recording, which is good so far, and not the engine."""
+        if not self._is_open:
+            return
+        try:
+            self._file.write(_line(value))
+        except OSError as error:
+            self.close()
+            log.error("the recording of decisions in '%s' ends here: %s", self._file.name, error.strerror)
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":")) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +152,9 @@ class Recording:
         """Return the deployment of the engine, with T(n, k)."""
         return PolicyContext(prefill_s=prefill_s, **self.deployment)
 
-    def decisions(self, queue_key: Callable[[RequestView], Any] | None) -> Iterator[Decision]:
-        """Yield every call in order, its view's queue kept in ``queue_key``'s order."""
-        mirror = _Mirror(queue_key, self._constant)
+    def decisions(self, enqueue: Enqueue | None) -> Iterator[Decision]:
+        """Yield every call in order, its view's queue kept in the order that ``enqueue`` gives, see ``PolicyQueue``."""
+        mirror = _Mirror(enqueue, self._constant)
         for number, line in self._lines(start=2):
             try:
                 decision = mirror.apply(line)
@@ -148,14 +167,16 @@ class Recording:
         """Ask a fresh policy every recorded call; return how many plans it gave, all equal to the recorded ones.
 
         Raises:
-            PolicyError: a plan differs; the message names the call.
+            PolicyError: a plan differs, and the message names the call; or the policy cannot order its queue.
         """
+        asker = Asker(self.context(_no_times))
+        enqueue = partial(asker.enqueue, policy) if asker.orders_queue(policy) else None
         count = 0
-        for count, decision in enumerate(self.decisions(getattr(policy, "queue_key", None)), start=1):
+        for count, decision in enumerate(self.decisions(enqueue), start=1):
             try:
-                plan: StepPlan | str = check_plan(policy.plan(decision.view), decision.view)
-            except Exception as error:
-                plan = f"{type(error).__name__}: {error}"
+                plan: StepPlan | str = asker.plan(policy, decision.view)
+            except PolicyError as error:
+                plan = str(error)
             failed = isinstance(plan, str)
             same = isinstance(decision.plan, str) if failed else plan_equal(plan, decision.plan)
             if not same:
@@ -179,6 +200,11 @@ class Recording:
             raise DataError(f"cannot read the recording '{self.path}': {error.strerror}") from None
 
 
+def _no_times(num_tokens: int, k: int) -> float:
+    """Stand in for T(n, k), which a policy asks of the context that it was built with."""
+    raise AssertionError
+
+
 def plan_equal(plan: StepPlan | str, other: StepPlan | str) -> bool:
     """Return whether two plans say the same; an order is the same in any sequence type."""
     if isinstance(plan, str) or isinstance(other, str):
@@ -188,8 +214,7 @@ def plan_equal(plan: StepPlan | str, other: StepPlan | str) -> bool:
 
 def _plan_to_json(plan: StepPlan) -> list[Any]:
     order = None if plan.order is None else list(plan.order)
-    k_max = None if plan.k_max is None else int(plan.k_max)
-    return [order, k_max, None if plan.wake_at_s is None else float(plan.wake_at_s)]
+    return [order, plan.k_max, plan.wake_at_s]
 
 
 class _Request:
@@ -204,9 +229,9 @@ class _Request:
 class _Mirror:
     """The queue and the running set as the engine had them."""
 
-    def __init__(self, queue_key: Callable[[RequestView], Any] | None, constant: dict[str, Any]) -> None:
+    def __init__(self, enqueue: Enqueue | None, constant: dict[str, Any]) -> None:
         self._constant = constant
-        self._queue = PolicyQueue(lambda request: request.view, queue_key)
+        self._queue = PolicyQueue(lambda request: request.view, enqueue)
         self._requests: dict[str, _Request] = {}
         self._running: dict[str, None] = {}
         self._computed: dict[str, int] = {}

@@ -13,6 +13,7 @@ import json
 import math
 import time
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,16 +69,19 @@ class PolicyMixin(BudgetMixin):
 
     def _host(self, hosting: PolicyOptions) -> None:
         context = hosting.context(self.vllm_config, self.options.k_max)  # type: ignore[attr-defined]
-        policy = hosting.build(context)
+        policy, asker = hosting.build(context), Asker(context)
+        k_floor = asker.k_floor(policy)
+        enqueue = partial(asker.enqueue, policy) if asker.orders_queue(policy) else None
+        decisions = self._recorder(hosting, context) if hosting.decisions else None
+        # what could fail has not: the policy before has gone from here on
         if self.decisions is not None:
             self.decisions.close()
         self.hosting = hosting
         self.batch_policy = policy
-        self.k_floor = int(getattr(policy, "k_floor", 0))
+        self.k_floor = k_floor
         self.views.dp_rank = hosting.dp_rank
-        self.decisions = self._recorder(Path(hosting.decisions), context) if hosting.decisions else None
-        on_change = None if self.decisions is None else self.decisions.queued
-        self.waiting = PolicyQueue(self.views.request, getattr(policy, "queue_key", None), on_change)
+        self.decisions = decisions
+        self.waiting = PolicyQueue(self.views.request, enqueue, None if decisions is None else decisions.queued)
         self.plan_stale = True
         """Whether the queue, the running set or the prompt in progress has changed since the last plan."""
         self.wake_at_s = math.inf
@@ -85,11 +89,13 @@ class PolicyMixin(BudgetMixin):
         self.num_plans = 0
         self.policy_s = 0.0
         """CPU seconds spent on views, the policy's own code, and checking its plans: waits for a core do not count."""
-        self._asker = Asker(context)
+        self._asker = asker
         self._num_scheduled = 0
         """Requests the last step computed."""
         self._departures_noted = self._planned = self._overrule = False
         self._failure: PolicyError | None = None
+        self._is_key_saved = False
+        """Whether a call of ``queue_key`` that failed has been saved."""
 
     # ------------------------------------------------------------------------------------------------ vLLM's scheduler
 
@@ -104,7 +110,10 @@ class PolicyMixin(BudgetMixin):
             return super().add_request(request, *args, **kwargs)
         except PolicyError as error:
             self.request_ks.pop(request.request_id, None)
-            raise PolicyError(f"rank {self.hosting.dp_rank}: policy {self.hosting.policy}: {error}") from error
+            # every request may be refused so, and a call holds all that wait: the first is kept
+            refusal = self._named(error) if self._is_key_saved else self._with_evidence(error)
+            self._is_key_saved = True
+            raise refusal from error
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.plan_stale = True
@@ -226,35 +235,39 @@ class PolicyMixin(BudgetMixin):
     def _with_evidence(self, error: PolicyError) -> PolicyError:
         """Return the failure with the rank it was on, its view saved where the message says."""
         path = self.hosting.evidence_path
+        if error.evidence is None:
+            return self._named(error, "; its view cannot be saved: the policy has written into what it was shown")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(error.evidence, indent=2) + "\n")
         except OSError as failure:
-            told = f"its view could not be saved to '{path}': {failure.strerror}"
-        else:
-            told = f"its view is saved in '{path}': 'simmoe policies check POLICY --replay {path}' asks again"
-        failed = PolicyError(f"rank {self.hosting.dp_rank}: {error}; {told}")
-        failed.evidence = error.evidence
-        return failed
+            return self._named(error, f"; its view could not be saved to '{path}': {failure.strerror}")
+        told = f"; its view is saved in '{path}': 'simmoe policies check POLICY --replay {path}' asks again"
+        return self._named(error, told)
 
-    def _recorder(self, path: Path, context: PolicyContext) -> DecisionRecorder:
+    def _named(self, error: PolicyError, told: str = "") -> PolicyError:
+        named = PolicyError(f"rank {self.hosting.dp_rank}: {error}{told}")
+        named.evidence = error.evidence
+        return named
+
+    def _recorder(self, hosting: PolicyOptions, context: PolicyContext) -> DecisionRecorder:
         numbers = {f.name: getattr(context, f.name) for f in fields(PolicyContext) if f.name != "prefill_s"}
         constant = {
-            "dp_rank": self.hosting.dp_rank,
+            "dp_rank": hosting.dp_rank,
             "max_num_seqs": self.max_num_active_reqs,  # type: ignore[attr-defined]
             "block_size": self.block_size,  # type: ignore[attr-defined]
         }
         header = {
-            "policy": self.hosting.policy,
-            "profile": self.hosting.profile,
+            "policy": hosting.policy,
+            "profile": hosting.profile,
             "async_scheduling": bool(self.vllm_config.scheduler_config.async_scheduling),  # type: ignore[attr-defined]
             "deployment": numbers,
             "view": constant,
         }
         try:
-            return DecisionRecorder(path, header)
+            return DecisionRecorder(Path(hosting.decisions), header)
         except OSError as error:
-            raise LiveError(f"cannot record decisions in '{path}': {error.strerror}") from None
+            raise LiveError(f"cannot record decisions in '{hosting.decisions}': {error.strerror}") from None
 
 
 class PolicyScheduler(PolicyMixin, BudgetScheduler):

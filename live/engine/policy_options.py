@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from simmoe.errors import LiveError, PolicyError, UsageError
+from simmoe.errors import LiveError, UsageError
 from simmoe.live.engine.options import read_options
 from simmoe.policies.protocols import BatchPolicy, PolicyContext
 from simmoe.policies.registry import parse_policy
-from simmoe.policies.validate import check_k_floor
 
 POLICY_KEY = "simmoe_policy"
 """Key of these options in vLLM's ``additional_config``."""
@@ -76,20 +75,12 @@ class PolicyOptions:
 
         Raises:
             UsageError, PolicyError: it cannot be found or built.
-            LiveError: it is clairvoyant, or its k_floor is no budget of the model.
+            LiveError: it is clairvoyant.
         """
         choice = parse_policy(self.policy)
         if choice.clairvoyant:
             raise LiveError(f"policy '{self.policy}' is clairvoyant: it needs output lengths, which no engine knows")
-        policy = choice.batch(context)
-        floor = getattr(policy, "k_floor", 0)
-        try:
-            check_k_floor(floor, context.k_max)
-        except PolicyError:
-            raise LiveError(
-                f"policy '{choice.batch_name}' has k_floor {floor!r}; this model takes 0 to {context.k_max}"
-            ) from None
-        return policy
+        return choice.batch(context)
 
     def _prefill_s(self, async_scheduling: bool) -> Callable[[int, int], float]:
         if not self.profile:

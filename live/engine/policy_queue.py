@@ -8,15 +8,16 @@ requests have had their share of the step. ``len`` and iteration always cover ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from simmoe.errors import PolicyError
-from simmoe.policies.loading import FAILURES, describe
 from simmoe.policies.protocols import ADMIT_ALL, StepPlan
-from simmoe.policies.validate import check_queue_key
 from simmoe.policies.views import RequestView
 from simmoe.policies.waiting_queue import WaitingQueue, WaitingView
+
+#: Puts a newcomer in the policy's order, as ``Asker.enqueue`` does: given its view, the queue, and what takes its key.
+Enqueue = Callable[[RequestView, Sequence[RequestView], Callable[[Any], object]], None]
 
 
 class Waiting:
@@ -37,21 +38,21 @@ class PolicyQueue:
 
     Args:
         view_of: returns a request's view, with what it has to compute now.
-        queue_key: the policy's order; none: by arrival.
+        enqueue: the policy's order; none: by arrival.
         on_change: told of every change: ``"add"``, ``"preempt"``, ``"return"`` (skipped by vLLM), ``"remove"``.
     """
 
     def __init__(
         self,
         view_of: Callable[[Any], RequestView],
-        queue_key: Callable[[RequestView], Any] | None = None,
+        enqueue: Enqueue | None = None,
         on_change: Callable[[str, RequestView], None] | None = None,
     ) -> None:
         self._view_of = view_of
-        self._queue_key = queue_key
+        self._enqueue = enqueue
         self._on_change = on_change
         self._num_rows = 0
-        self._queue: WaitingQueue[Waiting] = WaitingQueue(has_keys=queue_key is not None)
+        self._queue: WaitingQueue[Waiting] = WaitingQueue(has_keys=enqueue is not None)
         self.by_id = self._queue.by_id
         """Everything that waits; read-only outside."""
         self.view = WaitingView(self._queue)
@@ -96,14 +97,14 @@ class PolicyQueue:
         """Queue a request that has just arrived.
 
         Raises:
-            PolicyError: the policy's ``queue_key`` raised, or gave what cannot be compared; nothing is queued.
+            PolicyError: the policy gives it no key that can be ordered; nothing is queued.
         """
         view = self._view_of(request)
-        try:
-            key = 0 if self._queue_key is None else check_queue_key(self._queue_key(view))
-            self._queue.add(Waiting(request, view, self._num_rows), key)
-        except FAILURES as error:
-            raise PolicyError(f"queue_key failed for {view}: {describe(error)}") from error
+        waiting = Waiting(request, view, self._num_rows)
+        if self._enqueue is None:
+            self._queue.add(waiting)
+        else:
+            self._enqueue(view, self.view, partial(self._queue.add, waiting))
         self._num_rows += 1
         self._tell("add", view)
 

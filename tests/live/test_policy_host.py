@@ -189,7 +189,9 @@ def test_a_policy_that_fails_is_named_and_the_engine_goes_on(
 
 def test_a_queue_key_that_fails_refuses_the_request(llm: Any, folder: Path) -> None:
     scheduler = host(llm, f"{folder}/faulty.py:Faulty")
-    with pytest.raises(PolicyError, match=r"faulty.py:Faulty: queue_key failed for .*ZeroDivisionError"):
+    with pytest.raises(
+        PolicyError, match=r"^rank 0: policy Faulty: .*faulty.py:\d+: ZeroDivisionError.*; its view is saved"
+    ):
         add(llm, "bad", 5)
     assert not scheduler.requests and not scheduler.request_ks and not len(scheduler.waiting)
     llm.llm_engine.abort_request(["bad"])
@@ -209,7 +211,7 @@ def test_a_gate_that_admits_nobody_is_opened(llm: Any, folder: Path) -> None:
     ("policy", "error", "what"),
     [
         ("{}/faulty.py:Knows", LiveError, "is clairvoyant"),
-        ("{}/faulty.py:TooHigh", LiveError, "has k_floor 9; this model takes 0 to 8"),
+        ("{}/faulty.py:TooHigh", PolicyError, "policy TooHigh: k_floor is 9; it must be a whole number in 0..8"),
         ("teirs", UsageError, "did you mean 'tiers'"),
     ],
 )

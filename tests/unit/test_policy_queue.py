@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simmoe.errors import PolicyError
 from simmoe.live.engine.policy_queue import PolicyQueue
 from simmoe.policies.protocols import StepPlan
 from simmoe.policies.views import RequestView
@@ -27,6 +28,15 @@ def by_budget(view: RequestView) -> int:
     return view.k_qos
 
 
+def ordered(queue_key: Callable[[RequestView], Any] = by_budget) -> PolicyQueue:
+    """Return a queue in the order of a policy's key."""
+
+    def enqueue(view: RequestView, waiting: Sequence[RequestView], insert: Callable[[Any], object]) -> None:
+        insert(queue_key(view))
+
+    return PolicyQueue(lambda request: request.view, enqueue)
+
+
 def make(name: int, k: int, arrival_s: float) -> Request:
     return Request(str(name), RequestView(str(name), arrival_s, 10, 0, k))
 
@@ -41,7 +51,7 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS, st.booleans())
 def test_it_is_a_sorted_list_with_the_preempted_in_front(operations: list[tuple[str, int, int]], keyed: bool) -> None:
-    queue = PolicyQueue(lambda request: request.view, by_budget if keyed else None)
+    queue = ordered() if keyed else PolicyQueue(lambda request: request.view)
     preempted: list[Request] = []
     rest: list[tuple[tuple[float, ...], Request]] = []
     running: list[Request] = []
@@ -122,7 +132,7 @@ def admitted(queue: PolicyQueue, plan: StepPlan | None, idle: bool = False) -> l
     ],
 )
 def test_the_gate_lets_in_whom_the_plan_names(plan: StepPlan | None, idle: bool, who: list[str]) -> None:
-    queue = PolicyQueue(lambda request: request.view, by_budget)
+    queue = ordered()
     for name in range(4):
         queue.add_request(make(name, name + 1, 0.0))
     assert admitted(queue, plan, idle) == who
@@ -131,12 +141,12 @@ def test_the_gate_lets_in_whom_the_plan_names(plan: StepPlan | None, idle: bool,
 
 
 def test_a_key_that_cannot_be_had_queues_nothing() -> None:
-    queue = PolicyQueue(lambda request: request.view, lambda view: 1 / (view.k_qos - 3))
+    queue = ordered(lambda view: 1 / (view.k_qos - 3))
     queue.add_request(make(0, 1, 0.0))
-    with pytest.raises(PolicyError, match=r"queue_key failed for RequestView.*ZeroDivisionError"):
+    with pytest.raises(ZeroDivisionError):
         queue.add_request(make(1, 3, 0.0))
-    mixed = PolicyQueue(lambda request: request.view, lambda view: "low" if view.k_qos < 3 else view.k_qos)
+    mixed = ordered(lambda view: "low" if view.k_qos < 3 else view.k_qos)
     mixed.add_request(make(0, 1, 0.0))
-    with pytest.raises(PolicyError, match=r"queue_key failed for RequestView.*TypeError"):
+    with pytest.raises(TypeError, match="'<' not supported"):
         mixed.add_request(make(1, 3, 0.0))
     assert len(queue) == len(mixed) == 1
