@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -35,27 +37,43 @@ def read_bytes(path: str | os.PathLike[str], what: str) -> bytes:
     Raises:
         ProfileError: it is not there, no regular file (a pipe would be waited for), cannot be read, or is cut short.
     """
+    with _opened(path, what) as file:
+        return file.read()
+
+
+def read_text(path: str | os.PathLike[str], what: str) -> str:
+    """Return a file's text; as :func:`read_bytes`, and refuses what is no UTF-8."""
+    return _text(read_bytes(path, what), path, what)
+
+
+def read_first_line(path: str | os.PathLike[str], what: str) -> str:
+    """Return a text file's first line, reading no more of it; otherwise as :func:`read_text`."""
+    with _opened(path, what) as file:
+        line = file.readline()
+    return _text(line, path, what)
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str], what: str) -> Iterator[gzip.GzipFile | io.BufferedReader]:
+    """Open a file for :func:`read_bytes`, whose errors are raised for the length of the block."""
     name = f"{what} '{os.fspath(path)}'"
+    is_packed = Path(path).suffix == ".gz"
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device"
             raise ProfileError(f"cannot read {name}: it is {kind}; name a file")
-        content = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            yield gzip.GzipFile(fileobj=file) if is_packed else file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ProfileError(f"cannot unpack {name}: {error}; copy it again, or measure again") from None
     except (OSError, ValueError) as error:
         raise ProfileError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
-    if Path(path).suffix != ".gz":
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ProfileError(f"cannot unpack {name}: {error}; copy it again, or measure again") from None
 
 
-def read_text(path: str | os.PathLike[str], what: str) -> str:
-    """Return a file's text; as :func:`read_bytes`, and refuses what is no UTF-8."""
+def _text(content: bytes, path: str | os.PathLike[str], what: str) -> str:
     try:
-        return read_bytes(path, what).decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ProfileError(f"cannot read {what} '{os.fspath(path)}': it is no text: {error}") from None
 

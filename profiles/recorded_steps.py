@@ -1,54 +1,21 @@
-"""Steps of a recorded continuous-batching run, as samples; those of its calibration recording alone may be fitted.
-
-A recording is JSON lines: a header that names the columns, then a line a recording's name, request or step, as
-``simmoe.live.measure`` writes them.
-"""
+"""Steps of a recorded continuous-batching run, as samples; those of its calibration recording alone may be fitted."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.reading import NotJson, parse_json, read_text
+from simmoe.profiles.loop_times import LoopTimes
+from simmoe.profiles.recording_file import read_rows
 from simmoe.profiles.samples import Kind, Mode, Sample
-
-FORMAT = "simmoe-recording"
-VERSION = 1
 
 #: A recording of this name is no held-out one: the fit may learn from it how fast the host is while it serves.
 CALIBRATION = "calibration"
 
 #: The host saw a step's tokens this soon after the device was done with it: it had been waiting for it.
 WAITED_S = 0.6e-3
-
-_COLUMNS = (
-    "start_s",
-    "output_s",
-    "num_prefill_tokens",
-    "prefill_kv_pairs",
-    "num_prefill_seqs",
-    "num_decode_seqs",
-    "decode_kv_tokens",
-    "k_exec",
-)
-
-#: Fields of the first line that readers of a recording rest on, where they are there.
-_HEADER = {
-    "model": str,
-    "card": str,
-    "num_cards": int,
-    "k_max": int,
-    "captured_sizes": list,
-    "engine_flags": dict,
-    "async_scheduling": bool,
-}
-
-#: Seconds a recording may lack, or not know of some step.
-_OPTIONAL = ("device_start_s", "device_end_s", "launch_s", "schedule_end_s", "update_end_s")
-
 
 #: The device was idle before a step where it began later than this share of the pace after the step before.
 IDLE_SHARE = 0.02
@@ -97,11 +64,10 @@ def read_recording(path: str | os.PathLike[str], captured_sizes: Sequence[int]) 
     Raises:
         ProfileError: names the file, the line and what is wrong with it.
     """
-    name, header = os.fspath(path), read_header(path)
     largest = captured_sizes[-1] if captured_sizes else 0
     steps: list[RecordedStep] = []
     train: list[dict[str, Any]] = []
-    for number, recording, step in _steps(_text(path), name, header):
+    for number, recording, step in read_rows(path):
         if step is None:
             train = []
             continue
@@ -111,10 +77,10 @@ def read_recording(path: str | os.PathLike[str], captured_sizes: Sequence[int]) 
         try:
             sample = _sample(step, seconds, largest, recording != CALIBRATION)
         except ProfileError as error:
-            raise ProfileError(f"'{name}' line {number}: {error}") from None
+            raise ProfileError(f"'{os.fspath(path)}' line {number}: {error}") from None
         bound = _device_bound(train[-2], step) if follows else None
-        launch_s = _launch_s(train[0], step) if len(train) == 3 else None
-        late_s = _late_s(train[-2], step) if follows else None
+        launch_s = _times(step).launch_s(_times(train[0])) if len(train) == 3 else None
+        late_s = _times(step).late_s(_times(train[-2])) if follows else None
         worker_launch_s = step.get("launch_s")
         steps.append(RecordedStep(recording, sample, follows, worker_launch_s, bound, launch_s, late_s=late_s))
         if len(train) == 3:
@@ -127,63 +93,9 @@ def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[i
     return [step.sample for step in read_recording(path, captured_sizes) if step.follows]
 
 
-def is_recording(path: str | os.PathLike[str]) -> bool:
-    """Whether a file's first line says it is a recording.
-
-    Raises:
-        ProfileError: the file cannot be read.
-    """
-    try:
-        head = parse_json(_text(path).partition("\n")[0], "")
-    except NotJson:
-        return False
-    return isinstance(head, dict) and head.get("format") == FORMAT
-
-
-def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the first line of a recording: its columns, and the engine it is of.
-
-    Raises:
-        ProfileError: the file cannot be read, or is no recording.
-    """
-    name = os.fspath(path)
-    if not is_recording(path):
-        raise ProfileError(
-            f"'{name}' is no recording, whose first line says format '{FORMAT}' (the samples a table is fitted to "
-            f"cannot check it); recordings are the continuous-batching runs that 'simmoe profile measure' writes"
-        )
-    return _checked_header(parse_json(_text(path).partition("\n")[0], f"'{name}' line 1"), name)
-
-
-def _text(path: str | os.PathLike[str]) -> str:
-    return read_text(path, "the recording")
-
-
-def _checked_header(head: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a first line after checking what of it is there."""
-    if head.get("version") != VERSION:
-        raise ProfileError(f"'{name}' is a recording of version {head.get('version')}; this simmoe reads {VERSION}")
-    columns = head.get("steps")
-    if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
-        raise ProfileError(f"'{name}' names no columns of its steps in its first line")
-    missing = [column for column in _COLUMNS if column not in columns]
-    if missing:
-        raise ProfileError(f"'{name}' records steps without {', '.join(missing)}")
-    if len(set(columns)) < len(columns):
-        raise ProfileError(f"'{name}' names a column of its steps twice in its first line")
-    for field, kind in _HEADER.items():
-        if field in head and (not isinstance(head[field], kind) or (kind is int and isinstance(head[field], bool))):
-            raise ProfileError(f"'{name}' line 1: {field} is {head[field]!r}; it must be {kind.__name__}")
-    return head
-
-
-def _launch_s(taken_in: Mapping[str, Any], step: Mapping[str, Any]) -> float | None:
-    """Return what the host took to compose and launch a step after it had taken in the one before last."""
-    began_s, scheduled_s, launch_s = taken_in.get("update_end_s"), step.get("schedule_end_s"), step.get("launch_s")
-    if began_s is None or scheduled_s is None or launch_s is None:
-        return None
-    seconds = scheduled_s + launch_s - began_s
-    return float(seconds) if seconds > 0 else None
+def _times(step: Mapping[str, Any]) -> LoopTimes:
+    """Return when the loop and the device were done with a step, as far as it was recorded."""
+    return LoopTimes.of(*(step.get(name) for name in ("schedule_end_s", "launch_s", "device_end_s", "update_end_s")))
 
 
 def _update_s(step: Mapping[str, Any], after: Mapping[str, Any], next_but_one: Mapping[str, Any]) -> float | None:
@@ -192,24 +104,14 @@ def _update_s(step: Mapping[str, Any], after: Mapping[str, Any], next_but_one: M
     Recordings that lack the end of that show when the next but one was begun, which follows at once where the host
     waited for the device.
     """
-    end_s, launch_s = step.get("device_end_s"), after.get("launch_s")
-    if end_s is None or launch_s is None:
+    times, times_after = _times(step), _times(after)
+    if times.taken_in_s is not None and times_after.launched_s is not None:
+        return times.update_s(times_after)
+    end_s = times.device_end_s
+    if end_s is None or after.get("launch_s") is None or step["output_s"] - end_s >= WAITED_S:
         return None
-    if step.get("update_end_s") is not None and after.get("schedule_end_s") is not None:
-        seconds = step["update_end_s"] - max(end_s, after["schedule_end_s"] + launch_s)
-    elif step["output_s"] - end_s < WAITED_S:
-        seconds = next_but_one["start_s"] - end_s
-    else:
-        return None
+    seconds = next_but_one["start_s"] - end_s
     return float(seconds) if seconds > 0 else None
-
-
-def _late_s(before: Mapping[str, Any], step: Mapping[str, Any]) -> float | None:
-    """Return how much later than the device was done with the step before this one was launched."""
-    ended_s, scheduled_s, launch_s = before.get("device_end_s"), step.get("schedule_end_s"), step.get("launch_s")
-    if ended_s is None or scheduled_s is None or launch_s is None:
-        return None
-    return float(scheduled_s + launch_s - ended_s)
 
 
 def _device_bound(before: Mapping[str, Any], step: Mapping[str, Any]) -> bool | None:
@@ -218,7 +120,7 @@ def _device_bound(before: Mapping[str, Any], step: Mapping[str, Any]) -> bool | 
     A graph of a whole decode-only step begins when it is launched, the pieces of a step with prompts as they are.
     """
     ended_s, began_s, end_s = before.get("device_end_s"), step.get("device_start_s"), step.get("device_end_s")
-    late_s = _late_s(before, step)
+    late_s = _times(step).late_s(_times(before))
     if ended_s is None or began_s is None or end_s is None or late_s is None:
         return None
     if began_s - ended_s > IDLE_SHARE * (end_s - ended_s):
@@ -226,57 +128,6 @@ def _device_bound(before: Mapping[str, Any], step: Mapping[str, Any]) -> bool | 
     if not step["num_prefill_tokens"]:
         return late_s <= 0
     return bool(late_s <= (1 - LAUNCHED_AHEAD) * (end_s - ended_s))
-
-
-def _steps(text: str, name: str, header: Mapping[str, Any]) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
-    """Yield each step's line number, recording and columns; None in their place where another recording begins."""
-    recording, before_s = "", -math.inf
-    for number, line in enumerate(text.split("\n"), start=1):
-        where = f"'{name}' line {number}"
-        if number == 1 or not line:
-            continue
-        record = parse_json(line, where)
-        if isinstance(record, dict):
-            begun, before_s = record.get("recording"), -math.inf
-            if not isinstance(begun, str) or not begun.isprintable():
-                raise ProfileError(f"{where} has recording {begun!r}; it must be a name")
-            recording = begun
-            yield number, recording, None
-        elif not isinstance(record, list) or not record or record[0] not in ("step", "request"):
-            raise ProfileError(f"{where} is neither a recording's name nor a row of a step or request")
-        elif record[0] == "step":
-            step = _checked_step(record[1:], header, where)
-            if step["start_s"] < before_s:
-                raise ProfileError(f"{where}: start_s is {step['start_s']}, before the {before_s} of the step before")
-            before_s = step["start_s"]
-            yield number, recording, step
-
-
-def _checked_step(values: Sequence[Any], header: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a row by its columns, after checking those that are read."""
-    columns = header["steps"]
-    if len(values) != len(columns):
-        raise ProfileError(f"{where} has {len(values)} values for {len(columns)} columns")
-    step = dict(zip(columns, values, strict=True))
-    for column in _COLUMNS:
-        kind = float if column in ("start_s", "output_s") else int
-        if isinstance(step[column], bool) or not isinstance(step[column], int | kind):
-            raise ProfileError(f"{where}: {column} is {step[column]!r}, no {kind.__name__}")
-    for column in _OPTIONAL:
-        value = step.get(column)
-        if isinstance(value, bool) or not isinstance(value, int | float | None):
-            raise ProfileError(f"{where}: {column} is {value!r}, no float and no null")
-    for column in ("start_s", "output_s", *_OPTIONAL):
-        value = step.get(column)
-        if value is not None and not math.isfinite(value):
-            raise ProfileError(f"{where}: {column} is {value}; it must be finite")
-    if step["output_s"] < step["start_s"]:
-        raise ProfileError(f"{where}: output_s {step['output_s']} is before start_s {step['start_s']}")
-    if (step.get("launch_s") or 0.0) < 0:
-        raise ProfileError(f"{where}: launch_s is {step['launch_s']}; it must be at least 0")
-    if step["k_exec"] > header.get("k_max", step["k_exec"]):
-        raise ProfileError(f"{where}: k_exec is {step['k_exec']}; the first line's k_max is {header['k_max']}")
-    return step
 
 
 def _pace_s(before: Mapping[str, Any], step: Mapping[str, Any]) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 
 from simmoe.live.driving.life import Life
 from simmoe.live.engine.steps import StepRecord
+from simmoe.profiles.loop_times import LoopTimes
 from simmoe.records import REQUEST_COLUMNS, STEP_COLUMNS, Columns
 from simmoe.traces.workload import Workload
 
@@ -148,28 +149,27 @@ def host_csv_gz(steps: Mapping[int, Sequence[StepRecord]]) -> bytes | None:
     for rank in sorted(steps):
         mine = steps[rank]
         for i, step in enumerate(mine):
-            launch_s = _launch_total_s(mine[i - 2], step) if i >= 2 else math.nan
-            update_s = _update_s(step, mine[i + 1]) if i + 1 < len(mine) else math.nan
-            seconds = ("" if math.isnan(value) else f"{value:.6f}" for value in (launch_s, update_s))
+            launch_s = _launch_s(mine[i - 2], step) if i >= 2 else None
+            update_s = _update_s(step, mine[i + 1]) if i + 1 < len(mine) else None
+            seconds = ("" if value is None else f"{value:.6f}" for value in (launch_s, update_s))
             rows.append((str(step.num_prefill_seqs), *seconds))
     if not any(row[1] for row in rows[1:]):
         return None
     return gzip.compress("".join(",".join(row) + "\n" for row in rows).encode(), mtime=0)
 
 
-def _launch_total_s(before_last: StepRecord, step: StepRecord) -> float:
-    waited_s = step.schedule_start_s - before_last.update_end_s
-    if step.launch_s is None or not 0 <= waited_s < _AT_ONCE_S:
-        return math.nan
-    return step.schedule_end_s + step.launch_s - before_last.update_end_s
+def _launch_s(before_last: StepRecord, step: StepRecord) -> float | None:
+    is_busy = 0 <= step.schedule_start_s - before_last.update_end_s < _AT_ONCE_S
+    return _times(step).launch_s(_times(before_last)) if is_busy else None
 
 
-def _update_s(step: StepRecord, after: StepRecord) -> float:
+def _update_s(step: StepRecord, after: StepRecord) -> float | None:
     is_busy = after.schedule_start_s <= step.output_s
-    if step.device_end_s is None or after.launch_s is None or not is_busy:
-        return math.nan
-    seconds = step.update_end_s - max(step.device_end_s, after.schedule_end_s + after.launch_s)
-    return seconds if seconds > 0 else math.nan
+    return _times(step).update_s(_times(after)) if is_busy else None
+
+
+def _times(step: StepRecord) -> LoopTimes:
+    return LoopTimes.of(step.schedule_end_s, step.launch_s, step.device_end_s, step.update_end_s)
 
 
 def rank_totals(

@@ -20,7 +20,8 @@ from simmoe.live.measure.models import write_model
 from simmoe.live.measure.plan import DecodePoint, MixedPoint, Plan, PrefillPoint
 from simmoe.live.measure.recording import REQUEST_COLUMNS, STEP_COLUMNS, Recording, read
 from simmoe.live.measure.run import write_reference
-from simmoe.profiles.recorded_steps import is_recording, read_recorded_steps
+from simmoe.profiles.recorded_steps import read_recorded_steps
+from simmoe.profiles.recording_file import is_recording
 from simmoe.profiles.samples import read_samples
 from tests.live.tiny import TINY_OLMOE
 

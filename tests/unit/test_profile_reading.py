@@ -15,7 +15,7 @@ from simmoe.profiles.catalog import load_profile, profile_path
 from simmoe.profiles.layer_times import read_layer_times
 from simmoe.profiles.models import read_model
 from simmoe.profiles.reading import MOST_DIGITS, parse_json, read_text
-from simmoe.profiles.recorded_steps import read_header
+from simmoe.profiles.recording_file import read_header
 from simmoe.profiles.samples import read_samples
 
 READERS: list[Callable[[str], Any]] = [load_profile, read_samples, read_layer_times, read_model, read_header]

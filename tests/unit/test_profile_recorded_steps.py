@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.recorded_steps import CALIBRATION, is_recording, read_recorded_steps, read_recording
+from simmoe.profiles.recorded_steps import CALIBRATION, read_recorded_steps, read_recording
+from simmoe.profiles.recording_file import is_recording, read_header
 from simmoe.profiles.shape import StepShape
 
 COLUMNS = [
@@ -144,6 +145,19 @@ def test_a_time_that_is_none_is_named(tmp_path: Path) -> None:
 def test_a_step_above_the_captured_sizes_ran_eagerly(tmp_path: Path) -> None:
     path = written(tmp_path, HEAD, FIRST, BUSY)
     assert read_recorded_steps(path, [1])[0].mode == read_recorded_steps(path, [])[0].mode == "eager"
+
+
+def test_no_more_than_the_first_line_is_read_to_tell_a_recording(tmp_path: Path) -> None:
+    """What follows it may be no text, or no longer there to unpack."""
+    path = written(tmp_path, HEAD, {"recording": CALIBRATION}, *([FIRST, BUSY] * 20_000))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\xff\n")
+    packed = tmp_path / "run.jsonl.gz"
+    packed.write_bytes(gzip.compress(whole)[:-1000])
+    for file, fault in ((path, "it is no text"), (packed, "cannot unpack")):
+        assert is_recording(file) and read_header(file) == HEAD
+        with pytest.raises(ProfileError, match=fault):
+            read_recording(file, [4])
 
 
 def test_gzipped_recordings_are_read_and_recognised(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from simmoe.live.driving.recording import HOST_FILE, host_csv_gz
 from simmoe.live.engine.steps import StepRecord
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.host_times import LEAST_STEPS, HostTime, on_host
+from simmoe.profiles.recorded_steps import read_recording
 from simmoe.profiles.table import HostShare, MixedHost, StepTable
 from simmoe.records import RunRecord, read_record, write_record
 from simmoe.simulator.config import FrontEndConfig
@@ -122,6 +123,24 @@ def test_the_hosts_own_time_is_told_from_its_waiting_for_the_device(device_ms: t
         assert [row[1] for row in rank[:2]] == ["", ""] and rank[-1][2] == ""
         assert {float(row[1]) for row in rank[2:]} == {launch_s}
         assert [float(row[2]) for row in rank[:-1]] == pytest.approx([update_s] * 29, abs=1e-6)
+
+
+def test_a_recording_of_the_same_steps_tells_the_same(tmp_path: Path) -> None:
+    steps = loop(0.003, 0.0005, [1e-3 * (1 + i % 7) for i in range(60)])
+    content = host_csv_gz({0: steps})
+    assert content is not None
+    rows = [line.split(",")[1:] for line in gzip.decompress(content).decode().splitlines()[1:]]
+    columns = [name for name in StepRecord._fields if name != "schedule_start_s"]
+    head = {"format": "simmoe-recording", "version": 1, "steps": ["start_s", *columns]}
+    lines = [head, {"recording": "load"}]
+    lines += [["step", step.schedule_start_s, *(getattr(step, name) for name in columns)] for step in steps]
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = [(step.launch_s, step.update_s) for step in read_recording(path, [])]
+    shown = [["" if value is None else f"{value:.6f}" for value in step] for step in told]
+    # a recording tells of taking a step in only where two more follow it
+    assert shown[:-2] == rows[:-2]
+    assert sum(update_s is not None for _, update_s in told) == 58
 
 
 def test_an_idle_engines_wait_for_work_is_not_the_hosts() -> None:
