@@ -36,25 +36,12 @@ from simmoe.profiles.evidence import (
 from simmoe.profiles.host_shares import APART_ABOVE, graph_tail_s, update_share, with_host_shares
 from simmoe.profiles.recorded_steps import RecordedStep
 from simmoe.profiles.residuals import Residual, recorded_residuals, residuals
+from simmoe.profiles.same_engine import require_one_engine
 from simmoe.profiles.samples import Sample, SampleHeader
 from simmoe.profiles.serving_terms import with_decode_share, with_prefill_terms, with_serving_contexts
 from simmoe.profiles.table import PATHS, Attention, HostShare, StepTable
 
 Run = tuple[SampleHeader, Sequence[Sample]]
-
-#: Header fields in which runs fitted together must agree: they decide what a step computes and how.
-_SHARED = (
-    "model",
-    "model_config",
-    "weights",
-    "dtype",
-    "k_max",
-    "k_granularity",
-    "card",
-    "num_cards",
-    "captured_sizes",
-    "block_size",
-)
 
 
 def fit_table(
@@ -79,7 +66,10 @@ def fit_table(
     Raises:
         ProfileError: runs of different engines, or no points of a kind that is needed.
     """
-    header = _shared_header(runs)
+    if not runs:
+        raise ProfileError("no sample files given; a table is fitted to at least one")
+    header = runs[0][0]
+    require_one_engine([head for head, _ in runs])
     runs = [(head, [replace(s, k=s.k * head.k_granularity) for s in samples]) for head, samples in runs]
     recorded = [r._replace(sample=replace(r.sample, k=r.sample.k * header.k_granularity)) for r in recorded]
     calibrating = [r for r in recorded if not r.sample.held_out]
@@ -176,19 +166,3 @@ def _checks(table: StepTable, runs: Sequence[Run], recorded: Sequence[RecordedSt
         source = f"fitted, without graphs{note}"
         rows += residuals(table.without_graphs(), eager, async_scheduling=scheduling, source=source)
     return rows + recorded_residuals(table, recorded, source="recorded")
-
-
-def _shared_header(runs: Sequence[Run]) -> SampleHeader:
-    if not runs:
-        raise ProfileError("no sample files given; a table is fitted to at least one")
-    first = runs[0][0]
-    for header, _ in runs[1:]:
-        for name in _SHARED:
-            if getattr(header, name) != getattr(first, name):
-                raise ProfileError(
-                    f"sample files disagree on {name}: {getattr(first, name)} and {getattr(header, name)}; "
-                    f"fit one engine at a time"
-                )
-        if len({bool(head.engine_flags.get("enable_expert_parallel")) for head in (first, header)}) > 1:
-            raise ProfileError("sample files disagree on enable_expert_parallel; fit one engine at a time")
-    return first

@@ -190,6 +190,8 @@ def test_the_spread_of_captured_steps_that_the_host_decides_is_told_and_changes_
         ({"card": "NVIDIA H100"}, "was recorded with card 'NVIDIA H100'"),
         ({"captured_sizes": [1, 2]}, "was recorded with captured_sizes 2 sizes up to 2"),
         ({"num_cards": 2}, "was recorded with num_cards '2'"),
+        ({"k_max": 64}, "was recorded with k_max '64'"),
+        ({"block_size": 32}, "was recorded with block_size '32'"),
         ({"engine_flags": {"enable_expert_parallel": True}}, "was recorded with whole experts on each card"),
     ],
 )
