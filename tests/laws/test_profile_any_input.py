@@ -17,7 +17,7 @@ from simmoe.errors import SimmoeError
 from simmoe.profiles.binding import roofline_of
 from simmoe.profiles.cards import CARDS
 from simmoe.profiles.catalog import DEFAULT_PROFILE, Profile, profile_path
-from simmoe.profiles.check import checked_steps
+from simmoe.profiles.checked_steps import checked_steps
 from simmoe.profiles.diff import diff_tables
 from simmoe.profiles.held_out import HeldOut
 from simmoe.profiles.learned import Learned

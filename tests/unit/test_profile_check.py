@@ -15,7 +15,7 @@ import pytest
 from simmoe.cli import run
 from simmoe.errors import ProfileError
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_path, recording_path
-from simmoe.profiles.check import DECODE_ONLY, WITH_PROMPTS, CheckedStep, checked_steps
+from simmoe.profiles.checked_steps import DECODE_ONLY, WITH_PROMPTS, CheckedStep, checked_steps
 from simmoe.profiles.recorded_steps import CALIBRATION
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.table import Cell, GridTable
