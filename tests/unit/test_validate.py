@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
 from simmoe.cli import run as cli
-from simmoe.commands.validate import doubts, simulate_like
+from simmoe.commands.validate import doubts, simulate_like, validate
 from simmoe.errors import LiveError, UsageError
 from simmoe.live.driving.lag import judge_lag
 from simmoe.profiles.catalog import load_profile
@@ -55,6 +56,34 @@ def test_a_profile_of_another_k_max_is_refused(live: Path, tmp_path: Path, capsy
     write_record(live, record)
     assert cli(["validate", "--live", str(live), "--out", str(tmp_path / "out")]) == 2
     assert "has k_max 32; the live engines have 8" in capsys.readouterr().err
+
+
+def given(parameter: click.Parameter) -> list[str]:
+    """Return a parameter as it is typed, with the value it would have anyway where it has one."""
+    if isinstance(parameter, click.Argument):
+        return ["--", "--dtype"]
+    assert isinstance(parameter, click.Option)
+    if parameter.is_flag:
+        return [parameter.opts[0]]
+    value = parameter.default if isinstance(parameter.default, str | int | float) else 3
+    return [parameter.opts[0], str(value)]
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [p for p in validate.params if p.name not in ("out", "live", "profile", "policy_profile", "host_from", "help")],
+    ids=lambda parameter: parameter.name,
+)
+def test_what_only_a_live_run_takes_is_refused_beside_a_record(
+    parameter: click.Parameter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the record is looked for: there is none."""
+    options = given(parameter)
+    assert cli(["validate", "--live", "absent", "--out", str(tmp_path / "out"), *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    named = options[-1] if options[0] == "--" else options[0]
+    assert line.removeprefix("simmoe: ").replace("'", "").startswith(f"{named} is for a live run now, and --live names")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_profile_takes_the_sizes_that_the_live_engines_captured() -> None:

@@ -16,6 +16,7 @@ from simmoe.commands.live import run as live_run
 from simmoe.commands.notes import describe_extrapolation, versions
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
+from simmoe.commands.without_effect import refuse_given
 from simmoe.errors import LiveError, RecordError, UsageError
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
@@ -39,9 +40,11 @@ def _validate(
 ) -> None:
     """Run live, simulate the same, compare.
 
-    Options are those of 'simmoe live run'; with --live RECORD only the profiles and the host count. DIR gets live/,
-    sim/ and compare/.
+    Options are those of 'simmoe live run'; with --live RECORD, of them --profile alone. DIR gets live/, sim/ and
+    compare/.
     """
+    if live is not None:
+        refuse_given(_OF_A_RUN, "is for a live run now, and --live names the record of one; leave one of them out")
     folder = Path(out)
     host = host_of(Path(host_from), load_profile(profile)) if host_from else None
     if live is None:
@@ -73,6 +76,9 @@ def _validate(
 
 
 _OWN = {"out"}
+
+#: Of a live run, what its record tells.
+_OF_A_RUN = {parameter.name for parameter in live_run.params if parameter.name} - {"out", "profile"}
 
 validate = click.Command(
     "validate",
