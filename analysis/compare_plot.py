@@ -77,7 +77,7 @@ def _draw_distributions(ax: Axes, values: list[FloatColumn], title: str) -> None
     ax.set_xscale("log")
     low, high = ax.get_xlim()
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:z,g}"))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_ylim(0, 1.01)
     ax.set_title(f"{title}, cumulative")
@@ -153,12 +153,12 @@ def _draw_causes(ax: Axes, parts_s: dict[str, float], title: str) -> None:
     values = [parts_s[cause] * 1e3 for cause in CAUSES]
     ax.bar(CAUSES, values, color="#666666", width=0.6)
     for position, value in enumerate(values):
-        text, above = (f"{value:+.2f}", value > 0) if abs(value) >= 0.005 else ("0", True)
+        text, above = (f"{value:+z.2f}", value > 0) if abs(value) >= 0.005 else ("0", True)
         shift, align = (2, "bottom") if above else (-2, "top")
         ax.annotate(
             text, (position, value), xytext=(0, shift), textcoords="offset points", ha="center", va=align, fontsize=9
         )
     ax.axhline(0, color="#333333", linewidth=0.8)
     ax.margins(y=0.18)
-    ax.set_title(f"{title}: {sum(values):+.2f} ms, by cause")
+    ax.set_title(f"{title}: {sum(values):+z.2f} ms, by cause")
     ax.set_ylabel("ms, second less first")

@@ -187,7 +187,7 @@ def _answer(grid: SweepGrid) -> str:
 
 
 def _extremes(changes: list[float]) -> str:
-    low, high = f"{min(changes):+.0f}", f"{max(changes):+.0f}"
+    low, high = (f"{change:+z.0f}".replace("+0", "0") for change in (min(changes), max(changes)))
     return low if low == high else f"{low} to {high}"
 
 

@@ -82,7 +82,7 @@ def main() -> None:
                 "max_executed_k": round(float(ks.max()), 4),
             }
         )
-        return f"{ks.mean():6.2f} ({100 * (ks.mean() / paper - 1):+5.1f}%)"
+        return f"{ks.mean():6.2f} ({100 * (ks.mean() / paper - 1):+z5.1f}%)"
 
     print(f"profile {profile.name}, {options.seeds} seeds; executed budget (against the paper's)\n")
     print(f"{'mu/sigma':>8} {'model':>8} {'paper':>6} {'tiers':>16} {'fifo':>16}")

@@ -113,7 +113,7 @@ class Outcome:
         spread = f"{seconds[0]:.2f}..{seconds[-1]:.2f}"
         rate = f"{self.case.num_requests / median(seconds):,.0f}" if self.case.num_requests else ""
         wall = median(run.wall_s for run in self.runs)
-        change = f"{self.ratio / self.stored['ratio'] - 1:+.0%}" if self.stored else "none"
+        change = f"{self.ratio / self.stored['ratio'] - 1:+z.0%}" if self.stored else "none"
         used = ""
         if self.case.promise.cpu_s is not None:
             used = f"{self.ratio * self.baseline['calibration_s'] / self.case.promise.cpu_s:.0%} of"

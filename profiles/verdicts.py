@@ -66,7 +66,7 @@ class Errors:
     def above(self, limits: Limits) -> list[str]:
         """Return what is above its limit, in words."""
         return [
-            f"{name} {value:+.1%} above {limit:.1%}" if name == "bias" else f"{name} {value:.1%} above {limit:.1%}"
+            f"{name} {value:+z.1%} above {limit:.1%}" if name == "bias" else f"{name} {value:.1%} above {limit:.1%}"
             for name, value, limit in (
                 ("bias", self.bias, limits.bias),
                 ("median |error|", self.median, limits.median),

@@ -152,7 +152,7 @@ def host_table(runs: Sequence[Compared]) -> str:
 def _both(run: Compared, metric: str, statistic: str, told: float, own: float) -> str:
     if math.isnan(told):
         return "-"
-    return f"{_marked(run, metric, statistic, f'{told:+.1%}', told)} / {own:+.1%}"
+    return f"{_marked(run, metric, statistic, f'{told:+z.1%}', told)} / {own:+z.1%}"
 
 
 def _place(beyond: float) -> str:
@@ -167,10 +167,10 @@ def cause_table(runs: Sequence[Compared]) -> str:
     rows = [
         (
             run.cell.name,
-            f"{run.step_ratio - 1:+.1%}",
+            f"{run.step_ratio - 1:+z.1%}",
             f"{run.magnification['tpot']:.1f}",
             f"{1e3 * run.live.manifest['send_lag']['mean_s']:.2f}",
-            *(f"{1e3 * run.causes.ttft_s[cause]:+.1f}" for cause in CAUSES),
+            *(f"{1e3 * run.causes.ttft_s[cause]:+z.1f}" for cause in CAUSES),
         )
         for run in runs
     ]
@@ -190,7 +190,7 @@ def repeat_table(runs: Sequence[Compared]) -> str:
                 for what in shown:
                     scale, digits = (1.0, 2) if what[1] == "rate" else (1e3, 1)
                     first, second, error = (getattr(found[what], name) for name in ("first", "second", "error"))
-                    cells.append(f"{scale * second:.{digits}f}, {scale * first:.{digits}f} ({error:+.1%})")
+                    cells.append(f"{scale * second:.{digits}f}, {scale * first:.{digits}f} ({error:+z.1%})")
                 rows.append((run.cell.name, *cells))
     return markdown(head, rows)
 
@@ -206,7 +206,7 @@ def _shown(run: Compared, metric: str, statistic: str) -> str:
     scale, digits = (1.0, 2) if statistic == "rate" else (1e3, 1)
     if math.isnan(found.second):
         return f"{scale * found.first:.{digits}f} / not reported"
-    text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+.1%})"
+    text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+z.1%})"
     return _marked(run, metric, statistic, text, found.error)
 
 

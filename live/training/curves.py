@@ -57,7 +57,7 @@ def _worst(excess: Curve, budgets: Iterable[int] | None = None) -> str:
     chosen = {k: v for k, v in excess.items() if budgets is None or k in set(budgets)}
     k = max(chosen, key=chosen.__getitem__)
     missed = [k for k, v in chosen.items() if v > 0]
-    return f"worst {100 * chosen[k]:+.2f}% at k={k}; above zero at {missed or 'no budget'}"
+    return f"worst {100 * chosen[k]:+z.2f}% at k={k}; above zero at {missed or 'no budget'}"
 
 
 def report(curves: Curves, splits: int = 4) -> list[str]:

@@ -737,6 +737,6 @@ def test_the_docs_print_the_method_s_error_as_the_command_does(capsys: pytest.Ca
     blocks = re.findall(r"^```\n(estimated / measured.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     assert blocks == [printed], "put what 'simmoe profile roofline --error' prints into docs/profiles.md"
     for row in held_out_errors(shipped(profile_names())):
-        numbers = rf"\{row.bias:+.1%} +{row.median:.1%} +{row.p95:.1%} "
+        numbers = rf"\{row.bias:+z.1%} +{row.median:.1%} +{row.p95:.1%} "
         assert re.search(rf"^{row.table} .* {numbers}", printed, re.MULTILINE)
     assert max(map(len, printed.splitlines())) < 130

@@ -151,14 +151,14 @@ def _number(value: float) -> str:
     if math.isnan(value):
         return "-"
     if value >= 1000 or value == 0:
-        return f"{value:,.0f}"
+        return f"{value:z,.0f}"
     return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
 
 
 def _signed(value: float) -> str:
     """Show milliseconds to a hundredth; no sign where that is 0."""
-    return f"{value:+,.2f}" if abs(value) >= 0.005 else "0.00"
+    return f"{value:+z,.2f}" if abs(value) >= 0.005 else "0.00"
 
 
 def _percent(share: float) -> str:
-    return "-" if math.isnan(share) else f"{100 * share:+.2f} %"
+    return "-" if math.isnan(share) else f"{100 * share:+z.2f} %"

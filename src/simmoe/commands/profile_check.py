@@ -108,7 +108,7 @@ def _verdict_table(found: Sequence[Verdict]) -> Table:
     )
     for verdict in found:
         errors, limits = verdict.errors, verdict.limits
-        bias = (f"{errors.bias:+.2%}", f"{limits.bias:.1%}")
+        bias = (f"{errors.bias:+z.2%}", f"{limits.bias:.1%}")
         median = (f"{errors.median:.2%}", f"{limits.median:.1%}")
         p95 = (f"{errors.p95:.2%}", f"{limits.p95:.1%}")
         outcome = "[red]above[/red]" if verdict.above else "within"
@@ -128,7 +128,7 @@ def _host_tables(steps: Sequence[CheckedStep]) -> Iterator[Table]:
         for names, group in groups.items():
             clocked = [step.clocked for step in group if step.clocked is not None]
             errors = Errors.of([s._replace(predicted_s=c.predicted_s) for s, c in zip(group, clocked, strict=True)])
-            values = (f"{errors.bias:+.2%}", f"{errors.median:.2%}", f"{errors.p95:.2%}")
+            values = (f"{errors.bias:+z.2%}", f"{errors.median:.2%}", f"{errors.p95:.2%}")
             took = [_quantile([c.host_s for c in clocked], share) for share in (0.1, 0.5, 0.9)]
             host = [f"{1e3 * s:.1f} ms" for s in (*took, _quantile([c.table_host_s for c in clocked], 0.5))]
             table.add_row(*names, f"{errors.number:,}", *values, *host)
@@ -156,8 +156,8 @@ def _blame_tables(steps: Sequence[CheckedStep]) -> Iterator[Table]:
     ):
         table = _table(title, left, right)
         for names, errors in groups.items():
-            values = (f"{errors.bias:+.1%}", f"{errors.median:.1%}", f"{errors.p95:.1%}")
-            off = f"{errors.predicted_s - errors.measured_s:+.2f} s"
+            values = (f"{errors.bias:+z.1%}", f"{errors.median:.1%}", f"{errors.p95:.1%}")
+            off = f"{errors.predicted_s - errors.measured_s:+z.2f} s"
             table.add_row(*names, f"{errors.number:,}", *values, off, f"{errors.measured_s:.2f} s")
         yield table
 

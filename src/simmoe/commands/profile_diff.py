@@ -77,8 +77,8 @@ def _grid_lines(name: str, grid: GridDiff) -> Iterator[Table | str]:
     if grid.change.any():
         size, k = np.unravel_index(np.argmax(np.abs(grid.change)), grid.change.shape)
         yield (
-            f"  b / a - 1 of device seconds: mean {grid.change.mean():+.2%}, median of its size "
-            f"{np.median(np.abs(grid.change)):.2%}, largest {grid.change[size, k]:+.2%} at "
+            f"  b / a - 1 of device seconds: mean {grid.change.mean():+z.2%}, median of its size "
+            f"{np.median(np.abs(grid.change)):.2%}, largest {grid.change[size, k]:+z.2%} at "
             f"{grid.sizes[size]:,}, k {grid.ks[k]}"
         )
         yield _cell_table(name, grid)
@@ -93,7 +93,7 @@ def _cell_table(name: str, grid: GridDiff) -> Table:
     for column in ("tokens" if name == "prefill" else "seqs", *(f"k={k}" for k in grid.ks)):
         table.add_column(column, justify="right", no_wrap=True)
     rows = [
-        (size, [f"{100 * value:+.1f}" if value else "." for value in row])
+        (size, [f"{100 * value:+z.1f}" if value else "." for value in row])
         for size, row in zip(grid.sizes, grid.change.tolist(), strict=True)
     ]
     for cells, group in groupby(rows, key=lambda row: row[1]):
@@ -124,7 +124,7 @@ def _change_table(title: str, changes: Sequence[Change]) -> Table:
 
 def _ratio(a: Any, b: Any) -> str:
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (a, b))
-    return f"{b / a - 1:+.2%}" if numbers and a else ""
+    return f"{b / a - 1:+z.2%}" if numbers and a else ""
 
 
 def _short(value: Any) -> str:

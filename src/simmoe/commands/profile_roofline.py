@@ -119,7 +119,7 @@ def error_lines(rows: Iterable[HeldOut]) -> Iterator[str]:
 def _cell(row: HeldOut | None) -> str:
     if row is None:
         return f"{'-':>9}{'-':>6}{'-':>7}"
-    return f"{row.bias:>+9.1%}{row.median:>6.1%}{row.p95:>7.1%}"
+    return f"{row.bias:>+z9.1%}{row.median:>6.1%}{row.p95:>7.1%}"
 
 
 def _not_learned_from(tables: Iterable[StepTable]) -> Iterator[str]:

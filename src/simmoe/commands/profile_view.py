@@ -60,7 +60,7 @@ def _estimate_facts(estimate: Mapping[str, Any] | None) -> Iterator[tuple[str, s
     yield "efficiencies", _plain({name: f"{value:.3g}" for name, value in learned["device"].items()})
     yield "attention", f"pair_compute {learned['pair_compute']:.3g}, kv_memory {learned['kv_memory']:.3g}"
     for row in estimate["held_out"]:
-        errors = f"bias {row['bias']:+.1%}, median {row['median']:.1%}, p95 {row['p95']:.1%}"
+        errors = f"bias {row['bias']:+z.1%}, median {row['median']:.1%}, p95 {row['p95']:.1%}"
         what = f"{row['held_out']} held out, {row['steps']} {row['sizes']} bound by {row['bound_by']}"
         yield "method's error", f"{what}: {errors}"
 

@@ -69,7 +69,7 @@ def _number(value: float) -> str:
     if math.isnan(value):
         return "-"
     if value >= 1000 or value == 0:
-        return f"{value:,.0f}"
+        return f"{value:z,.0f}"
     return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
 
 

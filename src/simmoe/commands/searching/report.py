@@ -103,7 +103,7 @@ def print_table(found: Found, title: str, note: str) -> None:
             escape(policy),
             _bounds(found, policy) + f"{float(estimate.mean):.4g}",
             _shown(float(estimate.half_width), "{:.2g}"),
-            "" if is_baseline else _shown(100 * float(change.mean), "{:+.1f}%"),
+            "" if is_baseline else _shown(100 * float(change.mean), "{:+z.1f}%"),
             "" if is_baseline else _shown(100 * float(change.half_width), "{:.1f}%"),
             f"{min(rates):.4g}",
             f"{max(rates):.4g}",

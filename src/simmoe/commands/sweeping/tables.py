@@ -115,13 +115,13 @@ def _value(estimate: Estimate, i: int, j: int, scale: float = 1.0) -> str:
         return "-"
     decimals = max(0, 2 - math.floor(math.log10(abs(mean)))) if mean else 0
     spread = "" if math.isnan(half) else f"±{half:,.{decimals}f}"
-    return f"{mean:,.{decimals}f}{spread}"
+    return f"{mean:z,.{decimals}f}{spread}"
 
 
 def _percent(change: Estimate, i: int, j: int) -> str:
     mean, half = 100 * float(change.mean[i, j]), 100 * float(change.half_width[i, j])
     spread = "" if math.isnan(half) else f"±{half:.1f}"
-    return f"{mean:+.1f}{spread}%"
+    return f"{mean:+z.1f}{spread}%"
 
 
 def _escape(text: str) -> str:
