@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -118,8 +119,13 @@ class _Blaming:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Name who raised."""
-        if error is not None and not isinstance(error, KeyboardInterrupt):
+        if error is not None and not _is_ctrl_c(error):
             raise _blame(self._policy, error, self._call) from error
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    """Return whether it may be the user's: a server takes SIGINT otherwise, and what is raised there is the policy's."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _optional(policy: object, name: str, default: Any) -> Any:

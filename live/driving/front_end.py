@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import os
 import signal
 import socket
 import sys
@@ -43,6 +44,9 @@ PUBLISH_INTERVAL_S = 0.1
 
 LINE_BYTES = 1 << 26
 """Longest message."""
+
+STOP_S = 20
+"""How long it may take to stop its engine when its parent is gone."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -174,13 +178,23 @@ async def _main(connection: socket.socket, arguments: Sequence[str]) -> None:
         llm.shutdown()
 
 
+def stop(*_: object) -> None:
+    """End this process; what it leads is killed if it has not ended in time.
+
+    An engine whose policy never returns does not listen, and would be waited for, and keep its device, for ever.
+    """
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(os.getpid(), signal.SIGKILL))
+    signal.alarm(STOP_S)
+    sys.exit(0)
+
+
 def main() -> None:
     """Serve until the socket closes, or the process that made it is gone."""
     import uvloop
 
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, stop)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]))
 
