@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import os
-import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from simmoe.errors import DataError, ProfileError
+from simmoe.reading import what_is_no_file
 
 T = TypeVar("T")
 
@@ -59,9 +59,7 @@ def _opened(path: str | os.PathLike[str], what: str) -> Iterator[gzip.GzipFile |
     name = f"{what} '{os.fspath(path)}'"
     is_packed = Path(path).suffix == ".gz"
     try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device"
+        if kind := what_is_no_file(path):
             raise ProfileError(f"cannot read {name}: it is {kind}; name a file")
         with Path(path).open("rb") as file:
             yield gzip.GzipFile(fileobj=file) if is_packed else file

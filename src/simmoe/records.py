@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simmoe.errors import OutputError, RecordError
+from simmoe.reading import what_is_no_file
 
 SCHEMA_VERSION = 1
 
@@ -137,27 +138,19 @@ def was_being_replaced(folder: Path) -> bool:
 
 
 def read_record(path: str | os.PathLike[str]) -> RunRecord:
-    """Read a record written by either host.
+    """Read a record written by either host; :func:`simmoe.record_checks.read_checked` refuses one that none can have.
 
     Raises:
-        RecordError: no manifest, another schema version, a missing file or column.
+        RecordError: no manifest, another schema version, a missing file or column, or one of another type.
     """
     folder = Path(path)
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        raise RecordError(f"'{folder}' is no run record: it has no manifest.json") from None
-    except OSError as error:
-        raise RecordError(f"cannot read '{folder / MANIFEST}': {error.strerror}") from None
-    except ValueError as error:
-        raise RecordError(f"'{folder / MANIFEST}' is not JSON: {error}") from None
-    if not isinstance(manifest, dict):
-        raise RecordError(f"'{folder / MANIFEST}' is no run record's: it holds no JSON object")
+    manifest = _read_manifest(folder)
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
         raise RecordError(f"'{folder}' has schema version {version}; this simmoe reads {SCHEMA_VERSION}")
     requests = _read_parquet(folder / "requests.parquet", REQUEST_COLUMNS)
-    steps = _read_parquet(folder / "steps.parquet", STEP_COLUMNS) if (folder / "steps.parquet").exists() else None
+    has_steps = os.path.lexists(folder / "steps.parquet")
+    steps = _read_parquet(folder / "steps.parquet", STEP_COLUMNS) if has_steps else None
     return RunRecord(requests=requests, manifest=manifest, steps=steps)
 
 
@@ -247,25 +240,60 @@ def _arrow_array(column: npt.NDArray[Any], kind: str) -> Any:
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        if kind := what_is_no_file(path):
+            raise RecordError(f"cannot read '{path}': it is {kind}, no file")
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RecordError(f"'{folder}' is no run record: it has no manifest.json") from None
+    except OSError as error:
+        raise RecordError(f"cannot read '{path}': {error.strerror}") from None
+    except ValueError as error:
+        raise RecordError(f"'{path}' is not JSON: {error}") from None
+    except RecursionError:
+        raise RecordError(f"'{path}' is nested too deeply") from None
+    if not isinstance(manifest, dict):
+        raise RecordError(f"'{path}' is no run record's: it holds no JSON object")
+    return manifest
+
+
 def _read_parquet(path: Path, schema: Mapping[str, str]) -> Columns:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
+        if kind := what_is_no_file(path):
+            raise RecordError(f"cannot read '{path}': it is {kind}, no file")
         table = pq.read_table(path)
     except FileNotFoundError:
         raise RecordError(f"'{path.parent}' is incomplete: it has no {path.name}") from None
-    except (pa.ArrowInvalid, OSError) as error:  # OSError: also what a page cut short or spoilt gives
+    except (pa.ArrowException, OSError) as error:  # OSError: also what a page cut short or spoilt gives
         raise RecordError(f"'{path}' is not Parquet, or spoilt: {error}") from None
     columns: Columns = {}
     for name, kind in schema.items():
         if name not in table.column_names:
             raise RecordError(f"'{path}' has no column '{name}'")
-        column = table.column(name)
-        if kind == "string":
-            columns[name] = np.array(column.to_pylist(), dtype=object)
-        elif kind == "float64":
-            columns[name] = np.asarray(column.cast(pa.float64()).fill_null(float("nan")).to_numpy())
-        else:
-            columns[name] = np.asarray(column.to_numpy(), dtype=np.int64)
+        columns[name] = _numpy_column(table.column(name), kind, f"'{path}': column '{name}'")
     return columns
+
+
+def _numpy_column(column: Any, kind: str, where: str) -> npt.NDArray[Any]:
+    import pyarrow as pa
+
+    wanted = {"string": pa.string(), "float64": pa.float64(), "int64": pa.int64()}[kind]
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    try:
+        if not (is_text if kind == "string" else is_number):
+            raise RecordError(f"{where} is of type {column.type}; it must be {kind}")
+        if column.type != wanted:
+            column = column.cast(wanted)
+    except pa.ArrowException as error:
+        raise RecordError(f"{where} is of type {column.type}; it must be {kind}: {error}") from None
+    if kind == "float64":
+        return np.asarray(column.fill_null(float("nan")).to_numpy())
+    if column.null_count:
+        raise RecordError(f"{where} leaves out {column.null_count} of {len(column)} values")
+    return np.array(column.to_pylist(), dtype=object) if kind == "string" else np.asarray(column.to_numpy())

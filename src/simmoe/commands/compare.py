@@ -13,7 +13,8 @@ from simmoe.analysis.compare_causes import CAUSES, Causes, StepRatios, direct_ca
 from simmoe.commands.counterfactual import find_causes
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.errors import LiveError, RecordError
-from simmoe.records import RunRecord, read_record
+from simmoe.record_checks import read_checked
+from simmoe.records import RunRecord
 from simmoe.writing import write_whole
 
 _SHOWN = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
@@ -38,7 +39,7 @@ def compare(first: str, second: str, out: str | None) -> None:
 
     A live run whose requests were sent too late has no TTFT to compare: all else is shown, and the exit code is 8.
     """
-    records = read_record(first), read_record(second)
+    records = read_checked(first), read_checked(second)
     pairing = Pairing.of(*records)
     rows = differences(*records)
     causes, ratios, why_direct = _causes(*records, pairing)

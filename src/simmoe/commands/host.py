@@ -16,7 +16,8 @@ from simmoe.live.driving.recording import HOST_COLUMNS, HOST_FILE
 from simmoe.profiles.catalog import Profile
 from simmoe.profiles.host_times import HostTime, on_host
 from simmoe.profiles.table import HostShare
-from simmoe.records import RunRecord, read_record
+from simmoe.record_checks import read_checked
+from simmoe.records import RunRecord
 
 UPDATE = "update"
 """Beside the launch paths' shares in a manifest: of each, what follows a step's output."""
@@ -38,7 +39,7 @@ def host_of(folder: Path, profile: Profile) -> dict[str, Any]:
         RecordError: the record does not keep the host's times, or of another number of steps.
         ProfileError: it keeps too few.
     """
-    record = read_record(folder)
+    record = read_checked(folder)
     sizes = ((record.manifest.get("config") or {}).get("engine") or {}).get("captured_sizes")
     table = on_host(profile.captured_at(sizes).table, read_host_times(folder, record))
     shares = {**table.host, UPDATE: table.update}

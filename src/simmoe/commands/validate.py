@@ -21,7 +21,8 @@ from simmoe.errors import LiveError, RecordError, UsageError
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.weights import are_others, described, weights_of_table
-from simmoe.records import RunRecord, read_record, write_record
+from simmoe.record_checks import read_checked
+from simmoe.records import RunRecord, write_record
 from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
 from simmoe.simulator.simulation import simulate
 from simmoe.traces.workload import Workload
@@ -55,7 +56,7 @@ def _validate(
             if not (folder / "live" / "manifest.json").exists():
                 raise
             # a run that was recorded, its TTFT not to be reported: the rest is compared, and 'compare' refuses again
-    record = read_record(live)
+    record = read_checked(live)
     loaded = load_profile(profile)
     believed = load_profile(policy_profile or profile)
     for doubt in doubts(record, loaded, believed):
