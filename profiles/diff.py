@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simmoe.profiles.step_work import FloatArray
+from simmoe.profiles.estimating.step_work import FloatArray
 from simmoe.profiles.table import PATHS, GridTable, StepTable
 
 #: Fields of a table compared as they are, in order.

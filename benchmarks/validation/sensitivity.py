@@ -15,7 +15,7 @@ from simmoe.analysis.compare import differences
 from simmoe.commands.host import read_host_times
 from simmoe.commands.validate import simulate_like
 from simmoe.profiles.catalog import Profile
-from simmoe.profiles.evidence import LAUNCH_WAITED
+from simmoe.profiles.fitting.evidence import LAUNCH_WAITED
 from simmoe.profiles.shape import DecodeLine, StepCost, StepParts, StepShape
 from simmoe.profiles.step_cost import ProfileStepCost
 from simmoe.records import RunRecord, read_record

@@ -14,15 +14,15 @@ from rich.console import Console
 
 from simmoe.commands.profile_view import facts, time_tables
 from simmoe.errors import SimmoeError
-from simmoe.profiles.binding import roofline_of
-from simmoe.profiles.cards import CARDS
 from simmoe.profiles.catalog import DEFAULT_PROFILE, Profile, profile_path
-from simmoe.profiles.checked_steps import checked_steps
+from simmoe.profiles.checking.checked_steps import checked_steps
 from simmoe.profiles.diff import diff_tables
-from simmoe.profiles.held_out import HeldOut
-from simmoe.profiles.learned import Learned
+from simmoe.profiles.estimating.binding import roofline_of
+from simmoe.profiles.estimating.cards import CARDS
+from simmoe.profiles.estimating.held_out import HeldOut
+from simmoe.profiles.estimating.learned import Learned
+from simmoe.profiles.estimating.roofline import Efficiencies
 from simmoe.profiles.models import deciding_values, model_shape, published_models, read_model, split_config
-from simmoe.profiles.roofline import Efficiencies
 from simmoe.profiles.table import NO_SHARE, HostShare, RealShare
 from simmoe.profiles.table_file import parse_table
 

@@ -15,11 +15,11 @@ import pytest
 from simmoe.cli import run
 from simmoe.errors import ProfileError
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, profile_path, recording_path
-from simmoe.profiles.checked_steps import DECODE_ONLY, WITH_PROMPTS, CheckedStep, checked_steps
+from simmoe.profiles.checking.checked_steps import DECODE_ONLY, WITH_PROMPTS, CheckedStep, checked_steps
+from simmoe.profiles.checking.verdicts import Errors, Limits, errors_by, host_spread, served_host_spread, verdicts
 from simmoe.profiles.recorded_steps import CALIBRATION
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.table import Cell, GridTable
-from simmoe.profiles.verdicts import Errors, Limits, errors_by, host_spread, served_host_spread, verdicts
 
 SYNTHETIC = "synthetic-olmoe-split4"
 COLUMNS = (

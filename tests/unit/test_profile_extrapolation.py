@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simmoe.profiles.binding import roofline_of
 from simmoe.profiles.catalog import load_profile, profile_names
+from simmoe.profiles.estimating.binding import roofline_of
 from simmoe.profiles.grid import Grid
 from simmoe.profiles.step_cost import prompt_shape
 

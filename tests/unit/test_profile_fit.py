@@ -10,10 +10,10 @@ import pytest
 from scipy.optimize import lsq_linear
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.fit import fit_table
-from simmoe.profiles.monotone import monotone_grid
+from simmoe.profiles.fitting.fit import fit_table
+from simmoe.profiles.fitting.monotone import monotone_grid
+from simmoe.profiles.fitting.regression import fit_cells
 from simmoe.profiles.recorded_steps import RecordedStep
-from simmoe.profiles.regression import fit_cells
 from simmoe.profiles.residuals import Predictor, residuals
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.shape import StepShape

@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 
 from simmoe.cli import run
 from simmoe.errors import ProfileError, UsageError
-from simmoe.profiles.binding import Roofline, parallelism, roofline_of
-from simmoe.profiles.cards import CARDS, card_named
 from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile, profile_names
-from simmoe.profiles.estimate import estimate
-from simmoe.profiles.held_out import ALL_TABLES, held_out_errors, over_all_tables
-from simmoe.profiles.learned import MeasuredModel, launches, learn_from, left_out, measured_models
-from simmoe.profiles.models import model_shape, published_models, read_model, split_config
-from simmoe.profiles.roofline import OVERLAP, Efficiencies, GridPoints, LayerPoints, device_s, learn
-from simmoe.profiles.shape import StepShape
-from simmoe.profiles.step_work import (
+from simmoe.profiles.estimating.binding import Roofline, parallelism, roofline_of
+from simmoe.profiles.estimating.cards import CARDS, card_named
+from simmoe.profiles.estimating.estimate import estimate
+from simmoe.profiles.estimating.held_out import ALL_TABLES, held_out_errors, over_all_tables
+from simmoe.profiles.estimating.learned import MeasuredModel, launches, learn_from, left_out, measured_models
+from simmoe.profiles.estimating.roofline import OVERLAP, Efficiencies, GridPoints, LayerPoints, device_s, learn
+from simmoe.profiles.estimating.step_work import (
     ALIKE,
     ALIKE_WITH_SHARED,
     ONE_CARD,
@@ -38,6 +36,8 @@ from simmoe.profiles.step_work import (
     step_work,
     tile_of,
 )
+from simmoe.profiles.models import model_shape, published_models, read_model, split_config
+from simmoe.profiles.shape import StepShape
 from simmoe.profiles.table import GridTable, HostShare, StepTable
 from simmoe.profiles.table_file import dump_table, parse_table
 
@@ -500,8 +500,8 @@ def test_a_layout_that_cannot_be_is_refused_before_anything_is_learned(
     def learns(*_: object) -> None:
         raise AssertionError("learned")
 
-    monkeypatch.setattr("simmoe.profiles.learned.learn_from", learns)
-    monkeypatch.setattr("simmoe.profiles.held_out.learn_from", learns)
+    monkeypatch.setattr("simmoe.profiles.estimating.learned.learn_from", learns)
+    monkeypatch.setattr("simmoe.profiles.estimating.held_out.learn_from", learns)
     assert run(["profile", "roofline", *arguments]) == 2
     assert message in capsys.readouterr().err
 

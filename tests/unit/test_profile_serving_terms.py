@@ -11,11 +11,11 @@ import pytest
 from scipy.optimize import minimize
 
 from simmoe.profiles.catalog import load_profile
-from simmoe.profiles.evidence import device_bound
-from simmoe.profiles.regression import least_absolute_terms
+from simmoe.profiles.fitting.evidence import device_bound
+from simmoe.profiles.fitting.regression import least_absolute_terms
+from simmoe.profiles.fitting.serving_terms import with_decode_share, with_prefill_terms, with_serving_contexts
 from simmoe.profiles.residuals import Predictor
 from simmoe.profiles.samples import Clock, Sample
-from simmoe.profiles.serving_terms import with_decode_share, with_prefill_terms, with_serving_contexts
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import prompt_shape
 from simmoe.profiles.synthetic import make_sample

@@ -10,7 +10,7 @@ import pytest
 
 from simmoe.cli import run
 from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile, profile_names, profile_path
-from simmoe.profiles.fit import fit_table
+from simmoe.profiles.fitting.fit import fit_table
 from simmoe.profiles.recorded_steps import read_recorded_steps, read_recording
 from simmoe.profiles.residuals import residuals
 from simmoe.profiles.samples import read_samples

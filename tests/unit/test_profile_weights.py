@@ -13,9 +13,9 @@ import pytest
 from simmoe.cli import run
 from simmoe.errors import ProfileError
 from simmoe.profiles.catalog import load_profile, profile_names
-from simmoe.profiles.fit import fit_table
+from simmoe.profiles.estimating.step_work import ROUTE_ALIKE
+from simmoe.profiles.fitting.fit import fit_table
 from simmoe.profiles.samples import SampleWriter
-from simmoe.profiles.step_work import ROUTE_ALIKE
 from simmoe.profiles.synthetic import SyntheticEngine
 from simmoe.profiles.table import StepTable
 from simmoe.profiles.table_file import write_table

@@ -17,7 +17,7 @@ from simmoe.errors import ProfileError
 from simmoe.live.driving.recording import HOST_FILE, host_csv_gz
 from simmoe.live.engine.steps import StepRecord
 from simmoe.profiles.catalog import Profile, load_profile
-from simmoe.profiles.host_times import LEAST_STEPS, HostTime, on_host
+from simmoe.profiles.fitting.host_times import LEAST_STEPS, HostTime, on_host
 from simmoe.profiles.recorded_steps import read_recording
 from simmoe.profiles.table import HostShare, MixedHost, StepTable
 from simmoe.records import RunRecord, read_record, write_record

@@ -14,7 +14,7 @@ from simmoe.commands.record_times import read_times
 from simmoe.errors import RecordError
 from simmoe.live.driving.recording import HOST_COLUMNS, HOST_FILE
 from simmoe.profiles.catalog import Profile
-from simmoe.profiles.host_times import HostTime, on_host
+from simmoe.profiles.fitting.host_times import HostTime, on_host
 from simmoe.profiles.table import HostShare
 from simmoe.record_checks import read_checked
 from simmoe.records import RunRecord

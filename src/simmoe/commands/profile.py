@@ -117,10 +117,10 @@ def fit(
 
     from simmoe.commands.profile_view import residual_table
     from simmoe.profiles.catalog import load_profile
-    from simmoe.profiles.fit import fit_table
+    from simmoe.profiles.checking.same_engine import require_same_engine
+    from simmoe.profiles.fitting.fit import fit_table
     from simmoe.profiles.recorded_steps import read_recording
     from simmoe.profiles.recording_file import is_recording, read_header
-    from simmoe.profiles.same_engine import require_same_engine
     from simmoe.profiles.samples import read_samples
     from simmoe.profiles.table_file import write_table
 

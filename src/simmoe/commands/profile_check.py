@@ -10,8 +10,16 @@ import click
 
 from simmoe.errors import LimitError, UsageError
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile, recording_path
-from simmoe.profiles.checked_steps import DECODE_ONLY, WITH_PROMPTS, CheckedStep, checked_steps
-from simmoe.profiles.verdicts import Errors, Limits, Verdict, errors_by, host_spread, served_host_spread, verdicts
+from simmoe.profiles.checking.checked_steps import DECODE_ONLY, WITH_PROMPTS, CheckedStep, checked_steps
+from simmoe.profiles.checking.verdicts import (
+    Errors,
+    Limits,
+    Verdict,
+    errors_by,
+    host_spread,
+    served_host_spread,
+    verdicts,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

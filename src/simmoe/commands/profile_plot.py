@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from simmoe.commands.profile_view import CONTEXT_TOKENS, decode_shape
 from simmoe.errors import UsageError
-from simmoe.profiles.binding import roofline_of
 from simmoe.profiles.catalog import Profile
+from simmoe.profiles.estimating.binding import roofline_of
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import PROMPT_TOKENS, prompt_shape
 from simmoe.profiles.table import GridTable

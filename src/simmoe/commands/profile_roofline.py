@@ -14,7 +14,7 @@ from simmoe.commands.out_table import require_table_name
 from simmoe.errors import UsageError
 
 if TYPE_CHECKING:
-    from simmoe.profiles.held_out import HeldOut
+    from simmoe.profiles.estimating.held_out import HeldOut
     from simmoe.profiles.table import StepTable
 
 #: What a row of the method's errors had held out, in words.
@@ -55,13 +55,13 @@ def roofline(
     from rich.console import Console
 
     from simmoe.commands.profile_view import facts, time_tables
-    from simmoe.profiles.cards import card_named
     from simmoe.profiles.catalog import DEFAULT_PROFILE, Profile, layer_times_of, load_profile, profile_names
-    from simmoe.profiles.estimate import check_layout, estimate
-    from simmoe.profiles.held_out import held_out_errors, over_all_tables
-    from simmoe.profiles.learned import learn_from, measured_models
+    from simmoe.profiles.estimating.cards import card_named
+    from simmoe.profiles.estimating.estimate import check_layout, estimate
+    from simmoe.profiles.estimating.held_out import held_out_errors, over_all_tables
+    from simmoe.profiles.estimating.learned import learn_from, measured_models
+    from simmoe.profiles.estimating.step_work import Parallelism
     from simmoe.profiles.models import read_model
-    from simmoe.profiles.step_work import Parallelism
     from simmoe.profiles.table_file import dump_table, parse_table, write_table
 
     if not error and (gpu is None or model is None):
@@ -124,7 +124,7 @@ def _cell(row: HeldOut | None) -> str:
 
 def _not_learned_from(tables: Iterable[StepTable]) -> Iterator[str]:
     """Yield the tables that nothing is learned from, one line a reason."""
-    from simmoe.profiles.learned import left_out
+    from simmoe.profiles.estimating.learned import left_out
 
     names: dict[str, list[str]] = {}
     for table in tables:

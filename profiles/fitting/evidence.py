@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simmoe.profiles.fitting.regression import fit_cells
 from simmoe.profiles.recorded_steps import RecordedStep
-from simmoe.profiles.regression import fit_cells
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.table import PATHS, HostShare
 

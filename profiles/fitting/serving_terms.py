@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from simmoe.profiles.evidence import runs_at
-from simmoe.profiles.regression import FloatArray, least_absolute_terms
+from simmoe.profiles.fitting.evidence import runs_at
+from simmoe.profiles.fitting.regression import FloatArray, least_absolute_terms
 from simmoe.profiles.residuals import Predictor
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.shape import StepShape

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from simmoe.errors import DataError
-from simmoe.profiles.cards import CARDS
+from simmoe.profiles.estimating.cards import CARDS
+from simmoe.profiles.estimating.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism, alike_of, step_work
 from simmoe.profiles.models import ModelShape, model_shape, published_models, read_model, split_config
 from simmoe.profiles.shape import StepShape
-from simmoe.profiles.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism, alike_of, step_work
 from simmoe.profiles.table import StepTable
 
 

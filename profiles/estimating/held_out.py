@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simmoe.profiles.estimate import estimated_table
-from simmoe.profiles.learned import Learned, MeasuredModel, learn_from
+from simmoe.profiles.estimating.estimate import estimated_table
+from simmoe.profiles.estimating.learned import Learned, MeasuredModel, learn_from
 from simmoe.profiles.residuals import Predictor
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import prompt_shape

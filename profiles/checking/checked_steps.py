@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simmoe.errors import ProfileError
+from simmoe.profiles.checking.same_engine import require_same_engine
 from simmoe.profiles.loop import paces
 from simmoe.profiles.recorded_steps import RecordedStep, read_recording
 from simmoe.profiles.recording_file import read_header
 from simmoe.profiles.residuals import Predictor
-from simmoe.profiles.same_engine import require_same_engine
 from simmoe.profiles.shape import StepParts, StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import StepTable

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from simmoe.profiles.evidence import launch_path, num_seqs
+from simmoe.profiles.fitting.evidence import launch_path, num_seqs
+from simmoe.profiles.fitting.regression import FloatArray, least_absolute, least_absolute_terms
 from simmoe.profiles.recorded_steps import RecordedStep
-from simmoe.profiles.regression import FloatArray, least_absolute, least_absolute_terms
 from simmoe.profiles.residuals import Predictor
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.table import NO_SHARE, HostShare, MixedHost, StepTable

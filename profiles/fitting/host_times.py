@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.evidence import LAUNCH_WAITED
-from simmoe.profiles.regression import FloatArray
+from simmoe.profiles.fitting.evidence import LAUNCH_WAITED
+from simmoe.profiles.fitting.regression import FloatArray
 from simmoe.profiles.table import HostShare, MixedHost, StepTable
 
 APART = "apart"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simmoe.profiles.checked_steps import DECODE_ONLY, WITH_PROMPTS, CheckedStep
+from simmoe.profiles.checking.checked_steps import DECODE_ONLY, WITH_PROMPTS, CheckedStep
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import StepTable

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from simmoe.errors import UsageError
-from simmoe.profiles.cards import Card
-from simmoe.profiles.learned import UTILISATION, Learned, kv_bytes, launches
+from simmoe.profiles.estimating.cards import Card
+from simmoe.profiles.estimating.learned import UTILISATION, Learned, kv_bytes, launches
+from simmoe.profiles.estimating.roofline import device_s
+from simmoe.profiles.estimating.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism, card_weights
 from simmoe.profiles.models import Model, ModelShape, deciding_values, model_shape, split_config
-from simmoe.profiles.roofline import device_s
-from simmoe.profiles.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism, card_weights
 from simmoe.profiles.table import PATHS, Attention, Cell, GridTable, HostShare, StepTable
 
 #: Budgets of an estimated grid: those below the model's largest, and that one.
@@ -129,7 +129,7 @@ def estimate(
     """Return the estimated table of a model on a card or several, with what it rests on in its provenance.
 
     Args:
-        learned: of :func:`~simmoe.profiles.learned.learn_from`.
+        learned: of :func:`~simmoe.profiles.estimating.learned.learn_from`.
         like: a measured table; its captured sizes and block size are taken.
         card: whose datasheet is taken.
         model: as published.

@@ -20,9 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simmoe.profiles.cards import Card
-from simmoe.profiles.models import ModelShape
-from simmoe.profiles.step_work import (
+from simmoe.profiles.estimating.cards import Card
+from simmoe.profiles.estimating.step_work import (
     ALIKE,
     ALIKE_WITH_SHARED,
     ONE_CARD,
@@ -31,6 +30,7 @@ from simmoe.profiles.step_work import (
     StepWork,
     step_work,
 )
+from simmoe.profiles.models import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """What measured tables say of cards that are not at hand.
 
-Learned are the device's efficiencies (:mod:`simmoe.profiles.roofline`), attention's, and the host's share, which is
-taken to be the same beside any card and to grow with its launches, all from measured tables of single cards with
-captured graphs. Tables of several cards tell what passes between cards; their host, whose workers launch at once, is
-taken to be as fast as with one.
+Learned are the device's efficiencies (:mod:`simmoe.profiles.estimating.roofline`), attention's, and the host's share,
+which is taken to be the same beside any card and to grow with its launches, all from measured tables of single cards
+with captured graphs. Tables of several cards tell what passes between cards; their host, whose workers launch at once,
+is taken to be as fast as with one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.binding import measured_model, parallelism
-from simmoe.profiles.cards import CARDS, Card
+from simmoe.profiles.estimating.binding import measured_model, parallelism
+from simmoe.profiles.estimating.cards import CARDS, Card
+from simmoe.profiles.estimating.roofline import Efficiencies, GridPoints, LayerPoints, learn
+from simmoe.profiles.estimating.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism
 from simmoe.profiles.layer_times import LayerTimes
 from simmoe.profiles.models import ModelShape
-from simmoe.profiles.roofline import Efficiencies, GridPoints, LayerPoints, learn
-from simmoe.profiles.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism
 from simmoe.profiles.table import NO_SHARE, PATHS, HostShare, RealShare, StepTable
 
 _CARDS = {card.driver_name: card for card in CARDS.values()}

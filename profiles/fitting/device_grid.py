@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.evidence import TRUST_SURE, Evidence, runs_at
-from simmoe.profiles.monotone import FloatGrid, monotone_grid
-from simmoe.profiles.regression import fit_cells
+from simmoe.profiles.fitting.evidence import TRUST_SURE, Evidence, runs_at
+from simmoe.profiles.fitting.monotone import FloatGrid, monotone_grid
+from simmoe.profiles.fitting.regression import fit_cells
 from simmoe.profiles.samples import Sample
 from simmoe.profiles.table import Cell, GridTable
 

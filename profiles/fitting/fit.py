@@ -23,8 +23,9 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from simmoe.errors import ProfileError
-from simmoe.profiles.device_grid import context_knots, fit_device, slope_ramps
-from simmoe.profiles.evidence import (
+from simmoe.profiles.checking.same_engine import require_one_engine
+from simmoe.profiles.fitting.device_grid import context_knots, fit_device, slope_ramps
+from simmoe.profiles.fitting.evidence import (
     Evidence,
     device_bound,
     gather,
@@ -33,12 +34,11 @@ from simmoe.profiles.evidence import (
     not_held_up,
     served_bound,
 )
-from simmoe.profiles.host_shares import APART_ABOVE, graph_tail_s, update_share, with_host_shares
+from simmoe.profiles.fitting.host_shares import APART_ABOVE, graph_tail_s, update_share, with_host_shares
+from simmoe.profiles.fitting.serving_terms import with_decode_share, with_prefill_terms, with_serving_contexts
 from simmoe.profiles.recorded_steps import RecordedStep
 from simmoe.profiles.residuals import Residual, recorded_residuals, residuals
-from simmoe.profiles.same_engine import require_one_engine
 from simmoe.profiles.samples import Sample, SampleHeader
-from simmoe.profiles.serving_terms import with_decode_share, with_prefill_terms, with_serving_contexts
 from simmoe.profiles.table import PATHS, Attention, HostShare, StepTable
 
 Run = tuple[SampleHeader, Sequence[Sample]]

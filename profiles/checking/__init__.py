@@ -1,0 +1,1 @@
+"""A step table against recorded steps that took no part in its fit."""
