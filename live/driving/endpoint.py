@@ -7,14 +7,14 @@ import re
 import time
 from typing import Any
 
-from simmoe.errors import LiveError
+from simmoe.errors import LiveError, UsageError
 from simmoe.live.driving.events import EventStream
 from simmoe.live.driving.life import Life
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.engine.transport import K_ARG
 from simmoe.live.server.answers import MALFORMED, read_models
 from simmoe.live.server.state import STEPS_PATH
-from simmoe.live.server.upstream import Address, connect, described, fetch
+from simmoe.live.server.upstream import Address, UnusableServer, connect, described, fetch
 
 _TIMEOUT_S = 30.0
 """A ``simmoe serve`` may wait a third of that for one of its engines before it answers itself."""
@@ -90,10 +90,14 @@ class Endpoint:
         url: with or without ``/v1``.
         model: as the endpoint names it.
         api_key: sent along; empty: none.
+    Raises:
+        UsageError: the URL is none of a server, or the key cannot be sent.
     """
 
     def __init__(self, url: str, model: str, api_key: str = "") -> None:
         self._address = Address.parse(url)
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise UsageError("the API key has characters that no header can hold; give --api-key in printable ASCII")
         self._model = model
         self.deployment: dict[str, Any] = {}
         """What a ``simmoe serve`` says of the engines it started, for the manifest; known once drained."""
@@ -110,7 +114,7 @@ class Endpoint:
         request = self._address.request("POST", "/v1/completions", self._headers, json.dumps(body).encode())
         connection = await connect(self._address, request, answer)
         try:
-            is_complete = await connection.done
+            is_complete = await connection.done or answer.is_done  # which some end with the connection
         finally:
             connection.abort()
         life.dispatched_s = life.sent_s
@@ -132,6 +136,8 @@ class Endpoint:
         """
         try:
             status, body = await fetch(self._address, "/v1/models", _TIMEOUT_S, self._headers)
+        except UnusableServer as error:
+            raise LiveError(f"{self._address} cannot be driven: {error}") from None
         except OSError as error:
             raise LiveError(f"nobody answers at {self._address}: {described(error)}") from None
         if status != 200:

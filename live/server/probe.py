@@ -32,6 +32,8 @@ class Answer(NamedTuple):
     counts: Counts
     facts: dict[str, Any]
     """The engine's limits, from simmoe's own endpoint; empty from any other server."""
+    reason: str = "its server says that the engine is dead"
+    """Why it is not healthy, where it is not."""
 
 
 class Prober:
@@ -55,13 +57,17 @@ class Prober:
                 self._has_state = True
                 return answer
             if self._has_state:
-                return Answer(False, Counts(), {})
+                return _ill(STATE_PATH, status)
         status, _ = await fetch(self._address, "/health", timeout_s)
         if status != 200:
-            return Answer(False, Counts(), {})
+            return _ill("/health", status)
         self._has_state = False  # it is well, so what it answered before was no fault of the moment
         status, body = await fetch(self._address, "/metrics", timeout_s)
         return Answer(True, parse_metrics(body.decode("utf-8", "replace")) if status == 200 else Counts(), {})
+
+
+def _ill(path: str, status: int) -> Answer:
+    return Answer(False, Counts(), {}, f"it answers {path} with {status}")
 
 
 def _parse_state(body: bytes) -> Answer | None:

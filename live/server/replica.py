@@ -18,7 +18,7 @@ from simmoe.live.server.engine_log import last_failure
 from simmoe.live.server.exchange import Exchange
 from simmoe.live.server.probe import Answer, Prober
 from simmoe.live.server.process_watch import engine_processes, first_death
-from simmoe.live.server.upstream import Address, described
+from simmoe.live.server.upstream import Address, UnusableServer, described
 
 PUBLISH_INTERVAL_S = 0.1
 UNRESPONSIVE_S = 0.75
@@ -118,6 +118,8 @@ class Replica:
                 is_refused = True
                 continue
             except OSError as error:  # no answer in time, or no way to ask: no proof of anything
+                if isinstance(error, UnusableServer) and self.state in ("starting", "down"):
+                    return str(error)  # whom it never answered, or no longer does
                 silent_s += PUBLISH_INTERVAL_S + min(_ANSWER_S, time.monotonic() - asked_s)
                 if silent_s >= HUNG_S:
                     return f"silent for {silent_s:.0f} s ({described(error)})"
@@ -125,7 +127,7 @@ class Replica:
                     self._set("unresponsive", f"no answer for {silent_s:.1f} s ({described(error)})")
             else:
                 if not answer.is_healthy:
-                    return "its server says that the engine is dead"
+                    return answer.reason
                 silent_s, is_refused = 0.0, False
                 self._heard(answer, mark)
             await self._pause(PUBLISH_INTERVAL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import ssl
 from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -12,8 +13,15 @@ import httptools
 
 from simmoe.errors import UsageError
 
+_PLAIN = re.compile("[!-~]*")
+"""What a host or a path is made of, as it is sent: ASCII without blanks."""
+
 MAX_FETCH_BYTES = 1 << 28
 """A longer answer to :func:`fetch` is none: an hour's steps of an engine are a tenth of it."""
+
+
+class UnusableServer(OSError):
+    """Somebody listens, but no engine's server that can be asked: what the message says has to be mended first."""
 
 
 class Address(NamedTuple):
@@ -45,6 +53,10 @@ class Address(NamedTuple):
         if parts.username is not None or parts.query or parts.fragment:
             what = "a user's name" if parts.username is not None else "a query" if parts.query else "a fragment"
             raise UsageError(f"the URL of {parts.hostname} has {what}, which is not sent; write http://host:port")
+        if port == 0:
+            raise UsageError(f"'{url}' has port 0, where nobody can listen; write http://host:port")
+        if not (_PLAIN.fullmatch(parts.hostname) and _PLAIN.fullmatch(parts.path)):
+            raise UsageError(f"'{url}' has what no request line can hold; write the host as xn--..., the path with %20")
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         is_tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls=is_tls, prefix=prefix)
@@ -159,7 +171,7 @@ async def connect(address: Address, request: bytes, sink: Sink) -> UpstreamConne
     Whoever waits for it may be cancelled: nothing is left open then.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: nobody listens there; UnusableServer: who does is not trusted, or speaks no TLS.
     """
     loop = asyncio.get_running_loop()
 
@@ -170,7 +182,17 @@ async def connect(address: Address, request: bytes, sink: Sink) -> UpstreamConne
         _, connection = await loop.create_unix_connection(make, address.uds)
     else:
         tls = _tls() if address.is_tls else None
-        _, connection = await loop.create_connection(make, address.host, address.port, ssl=tls)
+        try:
+            _, connection = await loop.create_connection(make, address.host, address.port, ssl=tls)
+        except ssl.SSLCertVerificationError as error:
+            raise UnusableServer(
+                f"its certificate is not trusted: {error.verify_message.rstrip('.')}; "
+                f"SSL_CERT_FILE names the authorities that are"
+            ) from None
+        except ssl.SSLEOFError:
+            raise  # it went in the middle of the handshake
+        except ssl.SSLError as error:
+            raise UnusableServer(f"no TLS can be spoken with it: {error.reason}; is its URL an http one?") from None
     return connection
 
 
@@ -183,11 +205,16 @@ def _tls() -> ssl.SSLContext:
 class _Collector:
     def __init__(self) -> None:
         self.status = 0
+        self.location = ""
+        """Where a redirect leads."""
+        self.has_length = True
         self.content = bytearray()
         self.connection: UpstreamConnection | None = None
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
+        self.location = headers.get("location", "")
+        self.has_length = not headers.keys().isdisjoint(("content-length", "transfer-encoding"))
 
     def body(self, data: bytes) -> None:
         self.content += data
@@ -207,7 +234,8 @@ async def fetch(
 
     Raises:
         OSError: nobody listens there, the connection was lost, the answer is no HTTP or longer than
-            ``MAX_FETCH_BYTES``, or ``timeout_s`` passed (TimeoutError).
+            ``MAX_FETCH_BYTES``, or ``timeout_s`` passed (TimeoutError). UnusableServer: as :func:`connect`; or it sends
+            elsewhere, or does not tell where its answer ends.
     """
     collector = _Collector()
     connection = None
@@ -216,13 +244,22 @@ async def fetch(
             connection = await connect(address, address.request(method, path, headers, body), collector)
             collector.connection = connection
             if not await connection.done:
+                if not collector.has_length:
+                    raise UnusableServer(f"its answer to {path} has no length and no chunks, as HTTP/1.1 wants")
                 raise ConnectionResetError(f"{address} closed the connection before it had answered {path}")
     finally:
         if connection is not None:
             connection.abort()
+    if collector.location and 300 <= collector.status < 400:
+        raise UnusableServer(
+            f"it answers {path} with {collector.status}, to be asked at '{collector.location}'; "
+            f"redirects are not followed: give the URL they lead to"
+        )
     return collector.status, bytes(collector.content)
 
 
 def described(error: OSError) -> str:
     """Return an error in a few words; that of a timeout has none of its own."""
+    if isinstance(error, UnusableServer):
+        return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -96,8 +96,6 @@ def serve(
         refuse_given(("k_max",), "is for engines at --url; those started here take what their model does")
     if not math.isfinite(drain_timeout_s):
         raise UsageError(f"--drain-timeout-s is {drain_timeout_s}; give seconds")
-    if twice := next((url for url, count in Counter(urls).items() if count > 1), None):
-        raise UsageError(f"--url {twice} is given twice; an engine is one replica")
     if "" in api_keys:
         raise UsageError("--api-key is empty; leave it out to ask for none")
     choice = parse_policy(policy)
@@ -111,7 +109,11 @@ def serve(
     from simmoe.live.server.router import RouterOptions
     from simmoe.live.server.serving import Serving
     from simmoe.live.server.serving import serve as run_server
+    from simmoe.live.server.upstream import Address
 
+    counts = Counter(map(Address.parse, urls))
+    if twice := next((address for address, count in counts.items() if count > 1), None):
+        raise UsageError(f"--url {twice} is given twice; an engine is one replica")
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     prefill_s = load_profile(profile).cost().prefill_s
     launch = None
