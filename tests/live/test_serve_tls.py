@@ -22,12 +22,6 @@ import pytest
 
 if find_spec("httptools") is None:
     pytest.skip("the server is not installed: pip install 'simmoe[serve]'", allow_module_level=True)
-CRYPTOGRAPHY = (
-    "cryptography.x509",
-    "cryptography.hazmat.primitives.hashes",
-    "cryptography.hazmat.primitives.serialization",
-    "cryptography.hazmat.primitives.asymmetric.ec",
-)
 pytest.importorskip("cryptography", reason="certificates are made with cryptography, which vLLM brings")
 
 from simmoe.errors import UsageError
@@ -36,9 +30,16 @@ from simmoe.live.server import upstream
 from simmoe.live.server.probe import Answer
 from simmoe.live.server.replica import Replica
 from simmoe.live.server.upstream import Address, UnusableServer, fetch
-from tests.live.test_serve_hostile import IN_TIME_S, Clock, close_at_once, engine, run, saying, watched, well
-from tests.support.deployment import deployed, wait_for
+from tests.live.test_serve_hostile import Clock, close_at_once, engine, run, saying, watched, well
+from tests.support.deployment import IN_TIME_S, deployed, wait_for
 from tests.support.stub_engine import StubEngine
+
+CRYPTOGRAPHY = (
+    "cryptography.x509",
+    "cryptography.hazmat.primitives.hashes",
+    "cryptography.hazmat.primitives.serialization",
+    "cryptography.hazmat.primitives.asymmetric.ec",
+)
 
 NO_PROXY_THERE = {
     name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy")
