@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from simmoe.profiles.estimating.step_work import FloatArray
 from simmoe.profiles.table import PATHS, GridTable, StepTable
 
 #: Fields of a table compared as they are, in order.
@@ -34,7 +34,7 @@ class GridDiff(NamedTuple):
 
     sizes: tuple[int, ...]
     ks: tuple[int, ...]
-    change: FloatArray
+    change: npt.NDArray[np.float64]
     """[num_sizes, num_ks] b / a - 1 of the device seconds."""
     measured_otherwise: int
     """Points of equal or other seconds whose spread or repetitions differ."""
