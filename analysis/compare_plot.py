@@ -5,6 +5,7 @@ Drawn like the sweep's picture: Agg, matplotlib's defaults, equal records give e
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -152,8 +153,10 @@ def _draw_queue(ax: Axes, records: tuple[RunRecord, RunRecord]) -> None:
 def _draw_causes(ax: Axes, parts_s: dict[str, float], title: str) -> None:
     values = [parts_s[cause] * 1e3 for cause in CAUSES]
     ax.bar(CAUSES, values, color="#666666", width=0.6)
-    for position, value in enumerate(values):
+    for position, value in enumerate(np.nan_to_num(values)):
         text, above = (f"{value:+z.2f}", value > 0) if abs(value) >= 0.005 else ("0", True)
+        if math.isnan(values[position]):
+            text = "not known"
         shift, align = (2, "bottom") if above else (-2, "top")
         ax.annotate(
             text, (position, value), xytext=(0, shift), textcoords="offset points", ha="center", va=align, fontsize=9

@@ -84,8 +84,9 @@ def _check_requests(columns: Columns, where: str) -> None:
             raise RecordError(f"{where} row {row}: request_id '{name}' is there twice")
         seen.add(name)
     _refuse(~np.isin(status, STATUSES), status, "status", f"one of {', '.join(STATUSES)}", where)
-    _refuse(~(arrival_s >= 0), arrival_s, "arrival_s", "at least 0 s", where)
+    _refuse(np.isnan(arrival_s), arrival_s, "arrival_s", "known", where)
     _refuse(np.diff(arrival_s, prepend=0.0) < 0, arrival_s, "arrival_s", "no earlier than the one before", where)
+    _refuse(arrival_s[:1] != 0, arrival_s, "arrival_s", "0 s, where a record's clock starts", where)
     for name in ("first_token_s", "finished_s"):
         unknown = (status == "finished") & np.isnan(columns[name])
         _refuse(unknown, columns[name], name, "known of a finished request", where)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 
 from simmoe.analysis.compare import COMPARED, STATISTICS, THROUGHPUTS, Difference, Pairing, differences, ttft_refusal
 from simmoe.analysis.compare_causes import CAUSES, Causes, StepRatios, direct_causes
 from simmoe.commands.counterfactual import find_causes
-from simmoe.commands.out_folder import refuse_empty
+from simmoe.commands.out_folder import claim_folder, refuse_empty
 from simmoe.errors import LiveError, RecordError
 from simmoe.record_checks import read_checked
 from simmoe.records import RunRecord
@@ -39,6 +42,15 @@ def compare(first: str, second: str, out: str | None) -> None:
 
     A live run whose requests were sent too late has no TTFT to compare: all else is shown, and the exit code is 8.
     """
+    with claim_folder(out, "comparison") if out else nullcontext() as folder:
+        refusals = _compare(first, second, folder)
+    for name, refusal in zip((first, second), refusals, strict=True):
+        if refusal:
+            raise LiveError(f"TTFT of '{name}' is not compared: {refusal}; record a run that sends in time")
+
+
+def _compare(first: str, second: str, out: Path | None) -> list[str]:
+    """Print the comparison and write its files; return why either record's TTFT is not to be reported, or nothing."""
     records = read_checked(first), read_checked(second)
     pairing = Pairing.of(*records)
     rows = differences(*records)
@@ -54,11 +66,9 @@ def compare(first: str, second: str, out: str | None) -> None:
     if why_direct:
         click.echo(f"note: causes by the requests' own intervals alone: {why_direct}", err=True)
     if out:
-        _write(Path(out), records, names, rows, causes, pairing)
+        _write(out, records, names, rows, causes, pairing)
         click.echo(f"comparison: {out}", err=True)
-    for name, refusal in zip((first, second), refusals, strict=True):
-        if refusal:
-            raise LiveError(f"TTFT of '{name}' is not compared: {refusal}; record a run that sends in time")
+    return refusals
 
 
 def _marked(name: str, record: RunRecord) -> str:
@@ -132,19 +142,21 @@ def _write(
         "num_paired": len(pairing.first),
         "num_other": pairing.num_other,
         "ttft_refused": refused,
-        "differences": [
-            {name: None if value != value else value for name, value in {**row._asdict(), "error": row.error}.items()}
-            for row in rows
-        ],
+        "differences": [_known({**row._asdict(), "error": row.error}) for row in rows],
         "causes": {
             "counterfactual": causes.counterfactual,
-            "ttft_s": None if any(refused) else causes.ttft_s,
-            "e2e_s": causes.e2e_s,
+            "ttft_s": None if any(refused) else _known(causes.ttft_s),
+            "e2e_s": _known(causes.e2e_s),
         },
     }
-    text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
     write_whole(out / "compare.json", text.encode(), "the comparison", "choose another --out")
     plot_comparison(out / "compare.png", records, names, causes)
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with null for those that are not known."""
+    return {name: None if value != value else value for name, value in values.items()}
 
 
 def _number(value: float) -> str:
@@ -158,6 +170,8 @@ def _number(value: float) -> str:
 
 def _signed(value: float) -> str:
     """Show milliseconds to a hundredth; no sign where that is 0."""
+    if math.isnan(value):
+        return "-"
     return f"{value:+z,.2f}" if abs(value) >= 0.005 else "0.00"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ import numpy as np
 from simmoe.analysis.compare import Pairing
 from simmoe.analysis.compare_causes import Causes, MeanLatency, StepRatios, mean_latency
 from simmoe.commands.host import with_host
+from simmoe.commands.recorded_config import require_k_max, simulated_config
 from simmoe.errors import RecordError, SimmoeError
 from simmoe.policies.registry import PolicyChoice, parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.shape import DecodeLine, StepCost, StepParts, StepShape
 from simmoe.records import Columns, RunRecord
-from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
+from simmoe.simulator.config import SimConfig
 from simmoe.simulator.simulation import simulate
 from simmoe.traces.workload import Workload
 
@@ -105,15 +106,11 @@ def _deployment(record: RunRecord) -> tuple[SimConfig, PolicyChoice, StepCost, C
     if manifest.get("kind") != "run":
         raise RecordError("the first record is no simulated run")
     try:
-        given: Mapping[str, Any] = manifest["config"]
+        config = simulated_config(record)
         profile = with_host(_unchanged_profile(manifest["profile"]), manifest["profile"].get("host"))
+        require_k_max(record, profile, "the engines simulated")
         believed = _unchanged_profile(manifest.get("policy_profile") or manifest["profile"])
         choice = parse_policy(manifest["policy"]["given"])
-        config = SimConfig(
-            **{f.name: given[f.name] for f in fields(SimConfig) if f.name not in ("engine", "front_end")},
-            engine=EngineConfig(**given["engine"]),
-            front_end=FrontEndConfig(**given["front_end"]),
-        )
     except SimmoeError as error:
         raise RecordError(f"the first run cannot be repeated: {error}") from error
     except (KeyError, TypeError) as error:

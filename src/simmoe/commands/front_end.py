@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simmoe.commands.record_times import read_times
-from simmoe.errors import RecordError
+from simmoe.errors import RecordError, UsageError
 from simmoe.live.driving.recording import CLOCKS_FILE
 from simmoe.records import Columns, RunRecord
 from simmoe.simulator.config import FrontEndConfig
@@ -55,27 +55,34 @@ def front_end_times(
         clocks: from :func:`read_clocks`.
         service_s: work on a request; None: that of this run.
     Raises:
-        RecordError: the clocks are of another number of requests.
+        RecordError: the clocks are of another number of requests, or tell of none, or of what no front end takes.
     """
     requests = record.requests
     if len(clocks["queued_s"]) != len(requests["arrival_s"]):
         raise RecordError(
             f"the clocks are of {len(clocks['queued_s'])} requests; the record has {len(requests['arrival_s'])}"
         )
-    heard = ~np.isnan(clocks["first_output_s"]) & ~np.isnan(clocks["queued_s"])
+    heard = ~np.isnan(clocks["first_output_s"] + clocks["queued_s"] + requests["dispatched_s"])
+    heard &= ~np.isnan(requests["first_token_s"])
+    if not heard.any():
+        raise RecordError(f"{CLOCKS_FILE} tells of no request when it was queued and had its first output")
     if service_s is None:
         service_s = service_time(record)
     handed_s = requests["dispatched_s"] - requests["arrival_s"]
-    alone_s = handed_s[heard & ~_waited(record, service_s)]
+    alone = heard & ~_waited(record, service_s)
+    alone_s = handed_s[alone if alone.any() else heard]
     taken_s = float(np.percentile((clocks["queued_s"] - requests["dispatched_s"])[heard], _LEAST))
     egress_s = (requests["first_token_s"] - clocks["first_output_s"])[heard]
     constant_s, per_token_s = _line(_step_tokens(record, clocks)[heard], egress_s)
-    return FrontEndConfig(
-        ingress_s=max(0.0, float(np.mean(alone_s)) - service_s + max(0.0, taken_s)),
-        egress_s=constant_s,
-        ingress_service_s=service_s,
-        egress_per_token_s=per_token_s,
-    )
+    try:
+        return FrontEndConfig(
+            ingress_s=max(0.0, float(np.mean(alone_s)) - service_s + max(0.0, taken_s)),
+            egress_s=constant_s,
+            ingress_service_s=service_s,
+            egress_per_token_s=per_token_s,
+        )
+    except UsageError as error:
+        raise RecordError(f"{CLOCKS_FILE} and the record's times are of no front end: {error}") from None
 
 
 def service_time(record: RunRecord) -> float:
@@ -121,6 +128,8 @@ def _step_tokens(record: RunRecord, clocks: Mapping[str, FloatArray]) -> FloatAr
         return tokens
     for rank in np.unique(ranks[ranks >= 0]):
         made = (steps["dp_rank"] == rank) & (steps["num_prefill_tokens"] > 0)
+        if not made.any():
+            continue
         ends_s = steps["start_s"][made] + steps["duration_s"][made]
         mine = np.flatnonzero(ranks == rank)
         step = np.searchsorted(ends_s, clocks["first_output_s"][mine], side="right") - 1

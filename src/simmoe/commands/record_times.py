@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from simmoe.errors import RecordError
+from simmoe.reading import what_is_no_file
+from simmoe.record_checks import MAX_TIME_S
 from simmoe.records import Columns
 
 
@@ -28,6 +30,8 @@ def read_times(path: Path, names: Sequence[str], of: str, num_rows: int | None =
         RecordError: it cannot be read, has other columns or another number of rows, or a value that is no number.
     """
     try:
+        if kind := what_is_no_file(path):
+            raise RecordError(f"cannot read '{path}': it is {kind}, no file")
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
             rows = list(csv.DictReader(file))
     except FileNotFoundError:
@@ -53,6 +57,6 @@ def _number(text: str | None, where: str) -> float:
         value = float(text or "")
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise RecordError(f"{where} is {text!r}; it must be a finite number")
+    if not abs(value) <= MAX_TIME_S:
+        raise RecordError(f"{where} is {text!r}; it must be a finite number within {MAX_TIME_S:g}")
     return value

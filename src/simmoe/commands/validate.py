@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
+from simmoe.analysis.compare import Pairing
 from simmoe.commands.compare import compare
 from simmoe.commands.front_end import front_end_times, read_clocks
-from simmoe.commands.host import host_of, with_host
+from simmoe.commands.host import host_doubts, host_of, with_host
 from simmoe.commands.live import run as live_run
 from simmoe.commands.notes import describe_extrapolation, versions
-from simmoe.commands.out_folder import refuse_empty
+from simmoe.commands.out_folder import claim_folder, refuse_empty
+from simmoe.commands.out_table import refuse_blank
 from simmoe.commands.record_folder import record_folder
+from simmoe.commands.recorded_config import captured_sizes, live_engine, require_k_max, whole_number
 from simmoe.commands.without_effect import refuse_given
-from simmoe.errors import LiveError, RecordError, UsageError
+from simmoe.errors import LiveError, RecordError, SimmoeError
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.weights import are_others, described, weights_of_table
 from simmoe.record_checks import read_checked
 from simmoe.records import RunRecord, write_record
-from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
+from simmoe.simulator.config import FrontEndConfig, SimConfig
 from simmoe.simulator.simulation import simulate
 from simmoe.traces.workload import Workload
 
@@ -47,33 +49,36 @@ def _validate(
     if live is not None:
         refuse_given(_OF_A_RUN, "is for a live run now, and --live names the record of one; leave one of them out")
     folder = Path(out)
-    host = host_of(Path(host_from), load_profile(profile)) if host_from else None
-    if live is None:
-        live = str(folder / "live")
-        try:
-            context.invoke(live_run, out=live, profile=profile, **options)
-        except LiveError:
-            if not (folder / "live" / "manifest.json").exists():
-                raise
-            # a run that was recorded, its TTFT not to be reported: the rest is compared, and 'compare' refuses again
-    record = read_checked(live)
     loaded = load_profile(profile)
     believed = load_profile(policy_profile or profile)
-    for doubt in doubts(record, loaded, believed):
-        click.echo(doubt, err=True)
-    with record_folder(str(folder / "sim"), {"live": record.manifest}) as sim:
-        clocks = read_clocks(Path(live))
-        if clocks is None:
-            click.echo("the record keeps no clocks of its front ends: their times are the profile's", err=True)
-        front_end = None if clocks is None else front_end_times(record, clocks)
-        simulated, note = simulate_like(record, loaded, front_end, believed, host)
-        # paths stay such, so that the run can be repeated
-        simulated.manifest["profile"]["name"] = profile
-        simulated.manifest["policy_profile"]["name"] = policy_profile or profile
-        write_record(sim, simulated)
-    if note:
-        click.echo(note, err=True)
-    context.invoke(compare, first=str(sim), second=live, out=str(folder / "compare"))
+    host = host_of(Path(host_from), loaded) if host_from else None
+    with claim_folder(folder / "compare", "comparison"):  # an unwritable one is told before any work
+        if live is None:
+            live = str(folder / "live")
+            try:
+                context.invoke(live_run, out=live, profile=profile, **options)
+            except LiveError:
+                if not (folder / "live" / "manifest.json").exists():
+                    raise
+                # it was recorded, its TTFT not to be reported: the rest is compared, and 'compare' refuses again
+        record = read_checked(live)
+        found = doubts(record, loaded, believed)
+        for doubt in found if host is None else [*found, *host_doubts(host, record, Path(live))]:
+            click.echo(doubt, err=True)
+        with record_folder(str(folder / "sim"), {"live": record.manifest}) as sim:
+            clocks = read_clocks(Path(live))
+            if clocks is None:
+                click.echo("the record keeps no clocks of its front ends: their times are the profile's", err=True)
+            front_end = None if clocks is None else front_end_times(record, clocks)
+            simulated, note = simulate_like(record, loaded, front_end, believed, host)
+            # paths stay such, so that the run can be repeated
+            simulated.manifest["profile"]["name"] = profile
+            simulated.manifest["policy_profile"]["name"] = policy_profile or profile
+            Pairing.of(simulated, record)  # nothing is left of what cannot be compared
+            write_record(sim, simulated)
+        if note:
+            click.echo(note, err=True)
+        context.invoke(compare, first=str(sim), second=live, out=str(folder / "compare"))
 
 
 _OWN = {"out"}
@@ -93,15 +98,19 @@ validate = click.Command(
             callback=refuse_empty,
             help="Folder for both records and their comparison.",
         ),
-        click.Option(["--live"], metavar="RECORD", help="A live run's record, in place of a run now."),
+        click.Option(
+            ["--live"], metavar="RECORD", callback=refuse_blank, help="A live run's record, in place of a run now."
+        ),
         click.Option(
             ["--policy-profile"],
             metavar="PROFILE",
+            callback=refuse_blank,
             help="What the live run's policies took T(n, k) from.  [default: --profile]",
         ),
         click.Option(
             ["--host-from"],
             metavar="RECORD",
+            callback=refuse_blank,
             help="Another live run on the same machine, to tell how fast its host is.  [default: the profile's host]",
         ),
         *(parameter for parameter in live_run.params if parameter.name not in _OWN),
@@ -157,24 +166,24 @@ def simulate_like(
         UsageError: the profile is of another k_max, or knows no graphs where the live engines had some.
     """
     manifest = live.manifest
-    given = manifest.get("config") or {}
     policy = (manifest.get("policy") or {}).get("given")
-    if manifest.get("kind") != "live" or not given.get("engine") or not policy:
+    if manifest.get("kind") != "live" or not (manifest.get("config") or {}).get("engine") or not policy:
         raise RecordError("the record does not say which engines and policy it had; record a run of 'simmoe live run'")
-    if profile.k_max != given["k_max"]:
-        raise UsageError(f"profile '{profile.name}' has k_max {profile.k_max}; the live engines have {given['k_max']}")
-    known = {field.name for field in fields(EngineConfig)}
+    require_k_max(live, profile, "the live engines")
     config = SimConfig(
-        num_ranks=given["num_ranks"],
+        num_ranks=whole_number(live, "num_ranks"),
         k_max=profile.k_max,
         k_granularity=profile.k_granularity,
-        engine=EngineConfig(**{name: value for name, value in given["engine"].items() if name in known}),
+        engine=live_engine(live),
         front_end=front_end
         or FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s),
         fast_forward=fast_forward,
         record_steps=True,
     )
-    choice = parse_policy(policy)
+    try:
+        choice = parse_policy(policy)
+    except SimmoeError as error:
+        raise type(error)(f"the live run's policy cannot be simulated: {error}") from None
     requests = live.requests
     workload = Workload(
         request_id=[str(name) for name in requests["request_id"]],
@@ -183,7 +192,7 @@ def simulate_like(
         output_tokens=requests["output_tokens"],
         k_qos=requests["k_qos"],
     )
-    sizes = given["engine"].get("captured_sizes")
+    sizes = captured_sizes(live)
     cost = with_host(profile, host).captured_at(sizes).cost(config.engine.async_scheduling)
     believed = believed or profile
     result = simulate(workload, config, cost, choice.batch, choice.route, prefill_s=believed.cost().prefill_s)
@@ -193,7 +202,10 @@ def simulate_like(
         "workload": manifest.get("workload"),
         "config": config.as_dict(),
         "profile": {
-            "name": profile.name, "status": profile.status, "sha256": profile.sha256, "captured_sizes": sizes,
+            "name": profile.name,
+            "status": profile.status,
+            "sha256": profile.sha256,
+            "captured_sizes": None if sizes is None else list(sizes),
         },
         "policy_profile": {"name": believed.name, "sha256": believed.sha256},
         "policy": manifest["policy"],
