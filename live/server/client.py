@@ -7,6 +7,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
+from urllib.parse import unquote
 
 import httptools
 
@@ -32,7 +33,7 @@ class Request(NamedTuple):
 
     method: str
     path: str
-    """Without the query."""
+    """Without the query, percent signs read."""
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes
@@ -292,11 +293,24 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Queue the request."""
-        path = self._url.partition(b"?")[0].decode("latin-1")
         if self._num_body_bytes <= MAX_BODY_BYTES:
-            request = Request(self._parser.get_method().decode(), path, self._headers, b"".join(self._body))
+            request = Request(
+                self._parser.get_method().decode(), _path_of(self._url), self._headers, b"".join(self._body)
+            )
             self._requests.append((request, self._keeps_alive, self._takes_chunks))
             self._new_message()
+
+
+def _path_of(url: bytes) -> str:
+    """Return what a request's target names, as servers are to read it: ``/v1/models/a%2Fb``, ``http://host/metrics``.
+
+    >>> _path_of(b"/v1/models/a%2Fb?x=1"), _path_of(b"http://host/metrics"), _path_of(b"http://host")
+    ('/v1/models/a/b', '/metrics', '/')
+    """
+    path = url.partition(b"?")[0].decode("latin-1")
+    if not path.startswith("/") and "://" in path:
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    return unquote(path)
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:

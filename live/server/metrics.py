@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -10,9 +12,17 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class RouterMetrics:
-    """Counters a request touches, and gauges filled in when somebody asks."""
+    """Counters a request touches, and gauges filled in when somebody asks.
 
-    def __init__(self) -> None:
+    A counter is there from the start, at 0: what appears with its first event has no rate that shows it.
+
+    Args:
+        ranks: of the replicas.
+        outcomes: ways in which a request can end.
+        k_max: the largest budget.
+    """
+
+    def __init__(self, ranks: Sequence[int], outcomes: Sequence[str], k_max: int) -> None:
         self.registry = registry = CollectorRegistry()
 
         def ranked_counter(name: str, text: str) -> Counter:
@@ -43,6 +53,13 @@ class RouterMetrics:
         self.budgets = Counter(
             "simmoe_requests_by_budget", "Requests by routing budget.", labelnames=("k",), registry=registry
         )
+        for rank in ranks:
+            for counter in (self.routed, self.failovers, self.deaths):
+                counter.labels(rank)
+        for outcome in outcomes:
+            self.requests.labels(outcome)
+        for k in range(1, k_max + 1):
+            self.budgets.labels(k)
         self.up = ranked_gauge("simmoe_replica_up", "Whether requests are sent to the replica.")
         self.inflight = ranked_gauge("simmoe_inflight_requests", "Engine requests not finished.")
         self.waiting = ranked_gauge("simmoe_num_requests_waiting", "As the engine last published.")

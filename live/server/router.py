@@ -23,12 +23,18 @@ from simmoe.live.server.exchange import Exchange, Outcome
 from simmoe.live.server.metrics import CONTENT_TYPE, RouterMetrics
 from simmoe.live.server.replica import HUNG_S, Replica
 from simmoe.live.server.state import STEPS_PATH
-from simmoe.live.server.upstream import fetch
+from simmoe.live.server.upstream import described, fetch
 from simmoe.policies.views import RequestView
 
 ROUTED_PATHS = ("/v1/completions", "/v1/chat/completions")
 MAX_ATTEMPTS = 4
 """How many engines a request is tried on before it gets a 503."""
+
+OUTCOMES = (
+    *(outcome.value for outcome in Outcome if outcome is not Outcome.LOST),  # which is tried again
+    "no replica", "policy error", "bad request", "turned away", "router error",
+)  # fmt: skip
+"""How a request can end."""
 
 RETRY_AFTER_S = 1
 _GUARDED = ("/v1", STEPS_PATH)
@@ -70,7 +76,7 @@ class Router:
         on_policy_error: Callable[[PolicyError], None] = lambda error: None,
         described: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.metrics = RouterMetrics()
+        self.metrics = RouterMetrics([replica.rank for replica in replicas], OUTCOMES, budgets.k_max)
         self.connections: set[ClientConnection] = set()
         self._replicas = replicas
         self._dispatcher = dispatcher
@@ -291,7 +297,7 @@ class Router:
 
     async def _answer_replica_metrics(self, request: Request, client: ClientConnection) -> None:
         """Pass an engine's own metrics on: a local engine listens on no port."""
-        text = request.path.split("/")[2]
+        text = request.path.removeprefix("/replicas/").removesuffix("/metrics")
         replica = next((replica for replica in self._replicas if str(replica.rank) == text), None)
         if replica is None:
             client.respond(404, error_body(404, f"no replica '{text}'; there are {len(self._replicas)}, from 0"))
@@ -299,7 +305,7 @@ class Router:
         try:
             status, body = await fetch(replica.address, "/metrics", _FETCH_TIMEOUT_S)
         except OSError as error:
-            client.respond(503, error_body(503, f"replica {text} does not answer: {error}"))
+            client.respond(503, error_body(503, f"replica {text} does not answer: {described(error)}"))
             return
         client.respond(status, body, content_type=CONTENT_TYPE)
 
