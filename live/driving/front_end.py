@@ -35,6 +35,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from simmoe.errors import LiveError
 from simmoe.live.driving.life import Life
 from simmoe.live.engine.transport import K_ARG
 from simmoe.live.server.state import EngineCounts, engine_state
@@ -119,14 +120,30 @@ class FrontEnd:
     async def _call(self, number: int, of_worker: bool, method: str, arguments: list[Any]) -> None:
         try:
             if of_worker:
-                value = (await self._llm.collective_rpc(method, args=tuple(arguments)))[0]
+                value = (await self._answer(self._llm.collective_rpc(method, args=tuple(arguments))))[0]
             else:
-                value = await self._llm.engine_core.call_utility_async("simmoe_scheduler", method, arguments)
+                core = self._llm.engine_core
+                value = await self._answer(core.call_utility_async("simmoe_scheduler", method, arguments))
         except Exception as error:
             self._tell_death()
             self._tell("answer", number, None, f"{type(error).__name__}: {error}")
         else:
             self._tell("answer", number, value, "")
+
+    async def _answer(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Return what the engine answers. One that has died does not, and vLLM would have whoever asked wait for ever.
+
+        Raises:
+            LiveError: it has died.
+        """
+        asked = asyncio.ensure_future(call)
+        while not asked.done():
+            is_dead = self._llm.errored  # what it said before it died has arrived by then
+            await asyncio.wait((asked,), timeout=PUBLISH_INTERVAL_S)
+            if is_dead and not asked.done():
+                asked.cancel()
+                raise LiveError("the engine has died")
+        return asked.result()
 
     async def _publish(self) -> None:
         counts = EngineCounts.of(self._llm)
