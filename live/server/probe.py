@@ -19,6 +19,9 @@ _GAUGES = {
 _LIMITS = ("k_max", "default_k", "max_num_seqs", "max_num_batched_tokens")
 """Of an engine, for the router."""
 
+STALLED_S = 300.0
+"""An engine that has requests and makes no step for this long is dead: vLLM waits as long for a step of its workers."""
+
 _MOST = 1 << 53
 """More is no count."""
 
@@ -76,12 +79,17 @@ def _parse_state(body: bytes) -> Answer | None:
         facts = json.loads(body)
         counts = Counts(facts.pop("num_waiting"), facts.pop("num_running"), facts.pop("kv_used"))
         is_healthy = facts.pop("healthy")
+        is_stalled = bool(facts.pop("stalled_s", 0.0) >= STALLED_S)
         numbers = (counts.num_waiting, counts.num_running, *(facts[name] for name in _LIMITS))
     except MALFORMED:
         return None
     has_numbers = all(type(number) is int and 0 <= number < _MOST for number in numbers)
     has_share = isinstance(counts.kv_used, int | float) and counts.kv_used >= 0.0
-    return Answer(is_healthy, counts, facts) if has_numbers and has_share and isinstance(is_healthy, bool) else None
+    if not (has_numbers and has_share and isinstance(is_healthy, bool)):
+        return None
+    if is_stalled:
+        return Answer(False, counts, facts, f"it has requests and has made no step for {STALLED_S:g} s")
+    return Answer(is_healthy, counts, facts)
 
 
 def parse_metrics(text: str) -> Counts:

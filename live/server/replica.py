@@ -266,10 +266,19 @@ class LocalReplica(Replica):
                 serving.cancel()
 
     async def _warm_up_and_watch(self, facts: Mapping[str, Any]) -> str:
+        warming = asyncio.ensure_future(self._warm_up(self.address, facts))
         try:
-            await self._warm_up(self.address, facts)
+            while not warming.done():
+                await asyncio.wait((warming,), timeout=PUBLISH_INTERVAL_S)
+                with contextlib.suppress(OSError):  # it has much to do; what ends is noticed by its exit
+                    answer = await self._prober.ask(UNRESPONSIVE_S)
+                    if not answer.is_healthy:
+                        return f"{answer.reason}, while it was warmed up"
+            await warming
         except OSError as error:
             return f"it was lost while it was warmed up ({type(error).__name__})"
+        finally:
+            warming.cancel()
         return await self._watch()
 
     async def _end(self) -> None:

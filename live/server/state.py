@@ -24,6 +24,8 @@ class EngineCounts:
         self._engine = engine
         self.num_running = 0
         self.kv_used = 0.0
+        self._stalled_s = 0.0
+        self._asked_s = time.monotonic()
 
     @classmethod
     def of(cls, engine: Any) -> EngineCounts:
@@ -49,8 +51,21 @@ class EngineCounts:
         """Requests the front end has taken and the engine does not run."""
         return max(0, int(self._engine.output_processor.get_num_unfinished_requests()) - self.num_running)
 
+    def stalled_s(self) -> float:
+        """Return how long the engine has had requests and made no step, over the times it was asked.
+
+        Time in which nobody asked counts one second at most: this process may have stood still itself.
+        """
+        now_s = time.monotonic()
+        self._stalled_s += min(now_s - self._asked_s, 1.0)
+        self._asked_s = now_s
+        if not self._engine.output_processor.get_num_unfinished_requests():
+            self._stalled_s = 0.0
+        return self._stalled_s
+
     def record(self, scheduler_stats: Any = None, *args: Any, **kwargs: Any) -> None:
         """Take in a step's statistics."""
+        self._stalled_s = 0.0
         if scheduler_stats is not None:
             self.num_running = scheduler_stats.num_running_reqs
             self.kv_used = scheduler_stats.kv_cache_usage
@@ -79,6 +94,7 @@ def engine_state(engine: Any) -> dict[str, Any]:
         "num_waiting": counts.num_waiting,
         "num_running": counts.num_running,
         "kv_used": counts.kv_used,
+        "stalled_s": counts.stalled_s(),
         "k_max": options.k_max,
         "default_k": options.default_k,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
