@@ -43,6 +43,7 @@ _MANIFEST: dict[tuple[str, ...], type] = {
     ("send_lag",): dict,
     ("send_lag", "ttft_reported"): bool,
     ("send_lag", "refusal"): str,
+    ("engines",): dict,
     ("target",): dict,
     ("target", "weights"): str,
 }

@@ -146,6 +146,16 @@ def test_engines_of_other_weights_than_the_profiles_are_told(live: Path, weights
     )
 
 
+@pytest.mark.parametrize(("vocabulary", "is_told"), [(50304, False), (151936, True), (None, False)])
+def test_engines_of_another_model_than_the_profiles_are_told(live: Path, vocabulary: int | None, is_told: bool) -> None:
+    record, profile = read_record(live), load_profile()
+    record.manifest["engines"] = {"0": {"vocab_size": vocabulary}}
+    told = [
+        doubt.startswith("the live engines' model has a vocabulary of") for doubt in doubts(record, profile, profile)
+    ]
+    assert told == [True] * is_told
+
+
 def test_a_live_run_that_sent_too_late_is_compared_in_all_but_ttft(
     live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,7 +121,7 @@ def test_validating_takes_them_from_the_record(tmp_path: Path, capsys: pytest.Ca
     assert abs(errors["ttft", "mean"]) < 0.005 and abs(errors["ttft", "p99"]) < 0.02
     lines = (folder / CLOCKS_FILE).read_text().splitlines()
     for spoilt, message in (
-        (lines[:-1], "the clocks are of 599 requests; the record has 600"),
+        (lines[:-1], "clocks.csv is of 599 requests; the record has 600"),
         ([lines[0].replace("queued_s", "other_s"), *lines[1:]], "clocks.csv' has no column queued_s"),
         ([lines[0], lines[1].replace(".", "x"), *lines[2:]], "clocks.csv' line 2: "),
     ):

@@ -53,6 +53,8 @@ def find_causes(first: RunRecord, second: RunRecord, pairing: Pairing) -> tuple[
 
     at_dispatch = replace(config, front_end=replace(config.front_end, ingress_s=0.0, ingress_service_s=0.0))
     dispatched_s = second.requests["dispatched_s"][rows]
+    if np.isnan(dispatched_s).any():
+        raise RecordError("the second record does not say when each of its finished requests was dispatched")
     chain = [as_it_was, repeat(arrival_s, config, cost), repeat(dispatched_s, at_dispatch, cost)]
     ratios = _step_ratios(cost, first.steps, second.steps)
     chain.append(repeat(dispatched_s, replace(at_dispatch, fast_forward=False), _Scaled(cost, ratios)))
@@ -110,7 +112,7 @@ def _deployment(record: RunRecord) -> tuple[SimConfig, PolicyChoice, StepCost, C
         profile = with_host(_unchanged_profile(manifest["profile"]), manifest["profile"].get("host"))
         require_k_max(record, profile, "the engines simulated")
         believed = _unchanged_profile(manifest.get("policy_profile") or manifest["profile"])
-        choice = parse_policy(manifest["policy"]["given"])
+        choice = parse_policy(manifest["policy"]["given"] or "")
     except SimmoeError as error:
         raise RecordError(f"the first run cannot be repeated: {error}") from error
     except (KeyError, TypeError) as error:
@@ -123,7 +125,7 @@ def _deployment(record: RunRecord) -> tuple[SimConfig, PolicyChoice, StepCost, C
 
 
 def _unchanged_profile(told: Mapping[str, Any]) -> Profile:
-    profile = load_profile(told["name"])
+    profile = load_profile(told["name"] or "")
     if profile.sha256 != told["sha256"]:
         raise RecordError(f"the profile '{profile.name}' has changed since")
     return profile

@@ -34,10 +34,14 @@ def read_clocks(folder: Path) -> Columns | None:
     Raises:
         RecordError: they cannot be read, or are no times.
     """
+    path = folder / CLOCKS_FILE
     try:
-        return read_times(folder / CLOCKS_FILE, ("queued_s", "first_output_s"), "requests")
+        clocks = read_times(path, ("queued_s", "first_output_s"), "requests")
     except FileNotFoundError:
         return None
+    if any((column < 0).any() for column in clocks.values()):
+        raise RecordError(f"'{path}' has times before the first request's arrival, 0 s")
+    return clocks
 
 
 def front_end_times(
@@ -60,7 +64,7 @@ def front_end_times(
     requests = record.requests
     if len(clocks["queued_s"]) != len(requests["arrival_s"]):
         raise RecordError(
-            f"the clocks are of {len(clocks['queued_s'])} requests; the record has {len(requests['arrival_s'])}"
+            f"{CLOCKS_FILE} is of {len(clocks['queued_s'])} requests; the record has {len(requests['arrival_s'])}"
         )
     heard = ~np.isnan(clocks["first_output_s"] + clocks["queued_s"] + requests["dispatched_s"])
     heard &= ~np.isnan(requests["first_token_s"])

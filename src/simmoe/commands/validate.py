@@ -19,7 +19,7 @@ from simmoe.commands.out_table import refuse_blank
 from simmoe.commands.record_folder import record_folder
 from simmoe.commands.recorded_config import captured_sizes, live_engine, require_k_max, whole_number
 from simmoe.commands.without_effect import refuse_given
-from simmoe.errors import LiveError, RecordError, SimmoeError
+from simmoe.errors import LiveError, RecordError, SimmoeError, UsageError
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.weights import are_others, described, weights_of_table
@@ -46,6 +46,8 @@ def _validate(
     Options are those of 'simmoe live run'; with --live RECORD, of them --profile alone. DIR gets live/, sim/ and
     compare/.
     """
+    if live is None and not (options["model"] or options["url"]):
+        raise UsageError("give --live RECORD of a live run, or --model DIR or --url URL to run one")
     if live is not None:
         refuse_given(_OF_A_RUN, "is for a live run now, and --live names the record of one; leave one of them out")
     folder = Path(out)
@@ -127,11 +129,21 @@ def doubts(live: RunRecord, profile: Profile, believed: Profile) -> list[str]:
         believed: what the simulated policies take T(n, k) from.
     """
     found = []
-    told = (live.manifest.get("profile") or {}).get("sha256", believed.sha256)
+    theirs = live.manifest.get("profile") or {}
+    told = theirs.get("sha256") or believed.sha256
     if told != believed.sha256:
         found.append(
-            f"the live policies took T(n, k) from another state of profile '{live.manifest['profile']['name']}' "
+            f"the live policies took T(n, k) from another state of profile '{theirs.get('name')}' "
             f"(sha256 {told[:12]}) than the simulated ones do; --policy-profile names it"
+        )
+    facts = next(iter((live.manifest.get("engines") or {}).values()), None)
+    size = facts.get("vocab_size") if isinstance(facts, dict) else None
+    run: Mapping[str, Any] = next(iter(profile.provenance.get("runs", [])), {})
+    own_size = (profile.provenance.get("estimate") or run).get("model_config", {}).get("vocab_size")
+    if None not in (size, own_size) and size != own_size:
+        found.append(
+            f"the live engines' model has a vocabulary of {size} tokens, that of profile '{profile.name}' {own_size}: "
+            f"the profile is of another model; --profile names the model's own"
         )
     weights, own = (live.manifest.get("target") or {}).get("weights"), weights_of_table(profile.provenance)
     if weights and own and are_others(weights, own):
@@ -167,7 +179,9 @@ def simulate_like(
     """
     manifest = live.manifest
     policy = (manifest.get("policy") or {}).get("given")
-    if manifest.get("kind") != "live" or not (manifest.get("config") or {}).get("engine") or not policy:
+    if manifest.get("kind") != "live":
+        raise RecordError("the record to simulate is no live run's; record a run of 'simmoe live run'")
+    if not (manifest.get("config") or {}).get("engine") or not policy:
         raise RecordError("the record does not say which engines and policy it had; record a run of 'simmoe live run'")
     require_k_max(live, profile, "the live engines")
     config = SimConfig(
