@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def _check_manifest(manifest: Mapping[str, Any], where: str) -> None:
         for name in path:
             value = value.get(name) if isinstance(value, Mapping) else None
         if value is not None and not isinstance(value, kind):
-            raise RecordError(f"{where}: {'.'.join(path)} is {value!r}; it must be {_SHOWN_AS[kind]}")
+            raise RecordError(f"{where}: {'.'.join(path)} is {reprlib.repr(value)}; it must be {_SHOWN_AS[kind]}")
 
 
 def _check_requests(columns: Columns, where: str) -> None:

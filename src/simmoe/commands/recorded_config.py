@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from types import NoneType
@@ -55,7 +56,7 @@ def captured_sizes(record: RunRecord) -> tuple[int, ...] | None:
         return None
     _require_kind(sizes, tuple[int, ...], "captured_sizes", _ENGINE)
     if any(b <= a for a, b in zip([0, *sizes], sizes, strict=False)):
-        raise RecordError(f"{_ENGINE}.captured_sizes is {sizes}; it must ascend from at least 1")
+        raise RecordError(f"{_ENGINE}.captured_sizes is {reprlib.repr(sizes)}; it must ascend from at least 1")
     return tuple(sizes)
 
 
@@ -99,7 +100,7 @@ def _checked(given: Mapping[str, Any], name: str, kind: Any, where: str) -> Any:
 def _require_kind(value: Any, kind: Any, name: str, where: str) -> None:
     """Refuse a value that a type hint does not name; whole numbers are beside others."""
     if not _is(value, kind):
-        raise RecordError(f"{where}.{name} is {value!r}; it must be {_said(kind)}")
+        raise RecordError(f"{where}.{name} is {reprlib.repr(value)}; it must be {_said(kind)}")
 
 
 def _is(value: Any, kind: Any) -> bool:
