@@ -124,7 +124,7 @@ class _Blaming:
 
 
 def _is_ctrl_c(error: BaseException) -> bool:
-    """Return whether it may be the user's: a server takes SIGINT otherwise, and what is raised there is the policy's."""
+    """Return whether the user may have raised it: where SIGINT is heard otherwise, as in a server, it is the policy."""
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

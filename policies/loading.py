@@ -61,7 +61,9 @@ def load_named(name: str) -> tuple[type, Kind]:
     point = by_kind[kinds[0]][name]
     try:
         cls = point.load()
-    except FAILURES as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise PolicyError(f"policy '{name}' cannot be loaded from {point.value}: {describe(error)}") from error
     kind = kind_of(cls, name)
     if kind != kinds[0]:
@@ -148,7 +150,7 @@ def _run(path: Path, sha256: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
-        del sys.modules[name]
+        del sys.modules[name]  # even of one that Ctrl-C cut short
         if isinstance(error, KeyboardInterrupt):
             raise
         raise PolicyError(f"cannot load the policy file: {describe(error, path)}") from error

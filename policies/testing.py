@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from simmoe.errors import UsageError
-from simmoe.policies.loading import FAILURES, METHODS, Kind, describe, kind_of, message_of
+from simmoe.policies.loading import METHODS, Kind, describe, kind_of, message_of
 from simmoe.policies.protocols import Inspectable, PolicyContext
 from simmoe.policies.samples import SAMPLE_CONTEXT, ReadOnly, sample_route_calls, sample_views
 from simmoe.policies.validate import (
@@ -74,7 +74,9 @@ def check_policy(make: Make, context: PolicyContext = SAMPLE_CONTEXT) -> list[Ch
     try:
         policy = make(context)
         kind = kind_of(type(policy), type(policy).__qualname__)
-    except FAILURES as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return [Check("can be built", False, describe(error))]
     checks: dict[str, Callable[[], None]] = {
         f"has {METHODS[kind]} as the protocol wants it": partial(_signature, policy, kind),
@@ -102,7 +104,9 @@ def _result(name: str, run: Callable[[], None], path: Path | None) -> Check:
         run()
     except AssertionError as failure:
         return Check(name, False, " ".join(message_of(failure).split()) or describe(failure, path))
-    except FAILURES as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return Check(name, False, describe(error, path))
     return Check(name, True)
 

@@ -20,6 +20,9 @@ class Mute(Exception):
     def __str__(self):
         raise RuntimeError("not telling")
 
+class Own(BaseException):
+    pass
+
 class Mine:
     def plan(self, view, /):
         return ADMIT_ALL
@@ -32,6 +35,9 @@ class Mute(Exception):
     def __str__(self):
         raise RuntimeError("not telling")
 
+class Own(BaseException):
+    pass
+
 class Mine:
     def route(self, request, ranks, now_s, /):
         return 0
@@ -43,6 +49,7 @@ WAYS = {
     "raise Mute": "Mute: its message cannot be shown (RuntimeError)",
     "sys.exit(3)": "SystemExit: 3",
     "raise GeneratorExit": "GeneratorExit",
+    "raise Own('my own')": "Own: my own",
     "raise AttributeError('mine')": "AttributeError: mine",
 }
 
