@@ -306,7 +306,7 @@ def test_ctrl_c_inside_a_plan_is_no_failure_of_the_policy(
 ) -> None:
     """It ends the call of the scheduler; whoever goes on has every token.
 
-    In an engine's own process, where SIGINT is not Ctrl-C's, it is the policy's: vLLM would hang on what is no Exception.
+    In an engine's own process nobody presses it: it is the policy's, and vLLM would hang on what is no Exception.
     """
     host(f"{HEAD}        if self.num_calls % 5 == 3:\n            raise KeyboardInterrupt\n        return ADMIT_ALL\n")
     schedule = scheduler.schedule
