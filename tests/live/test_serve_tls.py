@@ -115,6 +115,12 @@ class Stub:
                 connection.abort()
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End every connection and listen no more; harmless to call again."""
+        if not self._thread.is_alive():
+            return
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
@@ -273,6 +279,12 @@ def test_serving_engines_behind_https(trusted: Path, tmp_path: Path, monkeypatch
             stream.event()
             stream.hang_up()
             wait_for(lambda: stub.engine.aborted == ["leaver"], "the engine aborts the request")
+            stream = deployment.stream(max_tokens=5, stub={"hold": str(tmp_path / "never"), "hold_at": 2})
+            stream.event()
+            stub.stop()
+            *_, error, done = stream.rest()
+            assert "replica 0 was lost" in error["error"]["message"] and done == "[DONE]"
+            wait_for(lambda: deployment.states() == {"0": "down"}, "nobody answers any more")
             assert deployment.stop() == 0
 
 
