@@ -51,7 +51,7 @@ def test_a_step_with_a_thousand_waiting(tmp_path: Path, policy: str) -> None:
         pipeline.schedule()
         pipeline.deliver()
         fill()
-    rounds = []
+    rounds: list[float] = []
     while not rounds or (rounds[-1] > LIMIT_S and len(rounds) < NUM_ROUNDS):
         scheduler.num_plans, scheduler.policy_s = 0, 0.0
         for _ in range(NUM_STEPS):
