@@ -7,8 +7,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-_LOWEST = 15_000
-"""Below are the ports that servers commonly have."""
+_LOWEST = 20_000
+"""Below are the ports that servers commonly have, and 10,002 to 19,999, which Ray keeps for its workers."""
 
 
 def later_port() -> int:
