@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from simmoe.errors import PolicyError
 from simmoe.policies.loading import FAILURES, describe
@@ -44,8 +43,10 @@ class Asker:
         Raises:
             PolicyError: it raised, or its plan cannot be applied.
         """
-        with _Blaming(policy, lambda: view_to_json(view, self.context)):
+        try:
             return check_plan(policy.plan(view), view, is_waiting)
+        except BaseException as error:
+            _blame(policy, error, lambda: view_to_json(view, self.context))
 
     def route(self, policy: RoutePolicy, request: RequestView, ranks: Sequence[RankView], now_s: float) -> int:
         """Return the rank a route policy chooses.
@@ -53,8 +54,10 @@ class Asker:
         Raises:
             PolicyError: it raised, or chose no rank there is.
         """
-        with _Blaming(policy, lambda: route_call_to_json(request, ranks, now_s, self.context)):
+        try:
             return check_rank(policy.route(request, ranks, now_s), ranks)
+        except BaseException as error:
+            _blame(policy, error, lambda: route_call_to_json(request, ranks, now_s, self.context))
 
     def orders_queue(self, policy: BatchPolicy) -> bool:
         """Return whether a batch policy has a queue order of its own.
@@ -62,11 +65,13 @@ class Asker:
         Raises:
             PolicyError: its ``queue_key`` cannot be read or called.
         """
-        with _Blaming(policy):
+        try:
             queue_key = _optional(policy, "queue_key", None)
             if queue_key is not None and not callable(queue_key):
                 raise PolicyError(f"queue_key is a {type(queue_key).__name__}; it must be a method, or not be there")
-            return queue_key is not None
+        except BaseException as error:
+            _blame(policy, error)
+        return queue_key is not None
 
     def enqueue(
         self, policy: Any, request: RequestView, waiting: Sequence[RequestView], insert: Callable[[Any], object]
@@ -81,8 +86,10 @@ class Asker:
         Raises:
             PolicyError: it raised, or the key cannot be ordered among the others; nothing is inserted.
         """
-        with _Blaming(policy, lambda: keys_call_to_json([*waiting, request], self.context)):
+        try:
             insert(check_queue_key(policy.queue_key(request)))
+        except BaseException as error:
+            _blame(policy, error, lambda: keys_call_to_json([*waiting, request], self.context))
 
     def k_floor(self, policy: BatchPolicy) -> int:
         """Return the least budget a batch policy lets any step run at.
@@ -90,8 +97,10 @@ class Asker:
         Raises:
             PolicyError: it cannot be read, or is no budget of the deployment.
         """
-        with _Blaming(policy):
+        try:
             return check_k_floor(_optional(policy, "k_floor", 0), self.context.k_max)
+        except BaseException as error:
+            _blame(policy, error)
 
     def snapshot(self, policy: object) -> dict[str, Any] | None:
         """Return a policy's state, None if it shows none.
@@ -99,28 +108,10 @@ class Asker:
         Raises:
             PolicyError: it raised, or its state is no plain data.
         """
-        with _Blaming(policy):
+        try:
             return check_snapshot(policy.snapshot()) if isinstance(policy, Inspectable) else None
-
-
-class _Blaming:
-    """Turns whatever is raised inside, Ctrl-C apart, into a PolicyError that names the policy and carries the call."""
-
-    __slots__ = ("_call", "_policy")
-
-    def __init__(self, policy: object, call: Callable[[], dict[str, Any]] | None = None) -> None:
-        self._policy = policy
-        self._call = call
-
-    def __enter__(self) -> None:
-        """Begin to listen."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Name who raised."""
-        if error is not None and not _is_ctrl_c(error):
-            raise _blame(self._policy, error, self._call) from error
+        except BaseException as error:
+            _blame(policy, error)
 
 
 def _is_ctrl_c(error: BaseException) -> bool:
@@ -138,11 +129,13 @@ def _optional(policy: object, name: str, default: Any) -> Any:
         raise
 
 
-def _blame(policy: object, error: BaseException, call: Callable[[], dict[str, Any]] | None = None) -> PolicyError:
-    """Return an error that names the policy, the line of its file that raised if one did, and carries the call.
+def _blame(policy: object, error: BaseException, call: Callable[[], dict[str, Any]] | None = None) -> NoReturn:
+    """Raise an error that names the policy, the line of its file that raised if one did, and carries the call.
 
-    A policy that has written into what it was shown leaves no call that could be saved.
+    Ctrl-C goes on as it came. A policy that has written into what it was shown leaves no call that could be saved.
     """
+    if _is_ctrl_c(error):
+        raise error
     kind = type(policy)
     origin = getattr(sys.modules.get(kind.__module__), "__file__", None)
     blame = PolicyError(f"policy {kind.__qualname__}: {describe(error, None if origin is None else Path(origin))}")
@@ -151,4 +144,4 @@ def _blame(policy: object, error: BaseException, call: Callable[[], dict[str, An
             evidence = call()
             json.dumps(evidence)
             blame.evidence = evidence
-    return blame
+    raise blame from error

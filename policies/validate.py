@@ -34,6 +34,8 @@ def check_plan(plan: object, view: StepView, is_waiting: Callable[[str], object]
     if not isinstance(plan, StepPlan):
         raise PolicyError(f"plan returned {_shown(plan)}; it must return a StepPlan")
     order, k_max, wake_at_s = plan.order, plan.k_max, plan.wake_at_s
+    if type(plan) is StepPlan and order is None and k_max is None and wake_at_s is None:
+        return plan  # the usual one, plain already
     if order is not None:
         order = _checked_order(order, view, is_waiting)
     if k_max is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simmoe.profiles.shape import StepParts
 from simmoe.simulator.request import SimRequest
 
 
@@ -34,7 +33,7 @@ class Step:
     def __init__(
         self,
         index: int,
-        parts: StepParts,
+        parts: tuple[float, float, float, float],
         k_exec: int,
         qos_slots: int,
         num_decode_seqs: int,
@@ -42,6 +41,7 @@ class Step:
         num_waiting: int,
         num_running: int,
     ) -> None:
+        """Note what it computes; ``parts`` are its seconds as ``StepParts`` has them."""
         self.index = index
         self.device_s, host_s, self.update_s, self.wait_s = parts
         self.launch_s = host_s - self.update_s

@@ -12,7 +12,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from simmoe.profiles.shape import DecodeLine, StepParts
+from simmoe.profiles.shape import DecodeLine
 from simmoe.simulator.decode_set import DecodeSet
 from simmoe.simulator.step import Step
 
@@ -177,22 +177,38 @@ class Stretch:
         launch_s = self._line.floor_s - self._line.update_s if self._is_async else 0.0
         return self.boundaries[num_boundaries - 1] + launch_s
 
-    def step(self, position: int, like: Step) -> Step:
-        """Return a step not composed at the start, as many waiting and running at its composition as at ``like``'s."""
+    def step(self, position: int, like: Step, before_s: float | None = None) -> Step:
+        """Return a step not composed at the start, as many waiting and running at its composition as at ``like``'s.
+
+        Args:
+            position: of the step.
+            like: a step composed at the start.
+            before_s: when the step before it ends on the device, if that is known.
+        """
         decodes = self._decodes
         base, slope, host_s, update_s, wait_s = self._line
         num_seqs = decodes.num_seqs
         kv_tokens = self._kv_start + num_seqs * position
         device_s = base + slope * kv_tokens
-        counts = num_seqs, kv_tokens, like.num_waiting, like.num_running
         if not self._is_async:
-            parts = StepParts(device_s if device_s > host_s else host_s)
-            step = Step(self.first_index + position, parts, self.k_exec, decodes.sum_k_qos, *counts)
+            update_s = wait_s = 0.0
+            device_s, host_s = device_s if device_s > host_s else host_s, 0.0
+        step = Step(
+            self.first_index + position,
+            (device_s, host_s, update_s, wait_s),
+            self.k_exec,
+            decodes.sum_k_qos,
+            num_seqs,
+            kv_tokens,
+            like.num_waiting,
+            like.num_running,
+        )
+        if not self._is_async:
             step.runs(self._device_ends[position - 1], self._device_ends[position])
             return step
-        parts = StepParts(device_s, host_s, update_s, wait_s)
-        step = Step(self.first_index + position, parts, self.k_exec, decodes.sum_k_qos, *counts)
-        start_s, before_s = self.boundaries[position - 2], self._device_end_s(position - 1)
+        start_s = self.boundaries[position - 2]
+        if before_s is None:
+            before_s = self._device_end_s(position - 1)
         launched_s = start_s + step.launch_s
         start_s += wait_s
         if start_s < before_s:
