@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from simmoe.errors import PolicyError
-from simmoe.policies.loading import FAILURES, describe
+from simmoe.policies.loading import describe, pass_ctrl_c
 from simmoe.policies.protocols import BatchPolicy, Inspectable, PolicyContext, RoutePolicy, StepPlan
 from simmoe.policies.validate import (
     check_k_floor,
@@ -114,11 +112,6 @@ class Asker:
             _blame(policy, error)
 
 
-def _is_ctrl_c(error: BaseException) -> bool:
-    """Return whether the user may have raised it: where SIGINT is heard otherwise, as in a server, it is the policy."""
-    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def _optional(policy: object, name: str, default: Any) -> Any:
     """Return an attribute a policy may lack; one that is there and raises AttributeError is not lacking."""
     try:
@@ -134,14 +127,16 @@ def _blame(policy: object, error: BaseException, call: Callable[[], dict[str, An
 
     Ctrl-C goes on as it came. A policy that has written into what it was shown leaves no call that could be saved.
     """
-    if _is_ctrl_c(error):
-        raise error
+    pass_ctrl_c(error)
     kind = type(policy)
     origin = getattr(sys.modules.get(kind.__module__), "__file__", None)
     blame = PolicyError(f"policy {kind.__qualname__}: {describe(error, None if origin is None else Path(origin))}")
     if call is not None:
-        with suppress(*FAILURES):
+        try:
             evidence = call()
             json.dumps(evidence)
+        except BaseException as failure:
+            pass_ctrl_c(failure)
+        else:
             blame.evidence = evidence
     raise blame from error

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -22,8 +23,14 @@ GROUPS: dict[Kind, str] = {"batch": "simmoe.batch_policies", "route": "simmoe.ro
 #: The method that makes a class a policy of each kind.
 METHODS: dict[Kind, str] = {"batch": "plan", "route": "route"}
 
-#: What a policy's code may raise that is its own fault: a call of ``sys.exit`` is one, Ctrl-C is not.
-FAILURES: tuple[type[BaseException], ...] = (Exception, SystemExit, GeneratorExit)
+
+def pass_ctrl_c(error: BaseException) -> None:
+    """Raise again what the user did while a policy's code ran; whatever else comes out of it is the policy's failure.
+
+    That is Ctrl-C, where Python hears it. A server hears SIGINT otherwise: what is raised like it there is no user's.
+    """
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        raise error
 
 
 @functools.cache
@@ -61,9 +68,8 @@ def load_named(name: str) -> tuple[type, Kind]:
     point = by_kind[kinds[0]][name]
     try:
         cls = point.load()
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        pass_ctrl_c(error)
         raise PolicyError(f"policy '{name}' cannot be loaded from {point.value}: {describe(error)}") from error
     kind = kind_of(cls, name)
     if kind != kinds[0]:
@@ -104,7 +110,8 @@ def kind_of(cls: object, policy: str) -> Kind:
     """
     try:
         kinds = [kind for kind, method in METHODS.items() if callable(getattr(cls, method, None))]
-    except FAILURES as error:
+    except BaseException as error:
+        pass_ctrl_c(error)
         raise PolicyError(f"'{policy}' cannot be looked at: {describe(error)}") from error
     if not isinstance(cls, type) or not kinds:
         raise PolicyError(f"'{policy}' is no policy; it needs a class with plan(view) or route(request, ranks, now_s)")
@@ -117,7 +124,8 @@ def message_of(error: BaseException) -> str:
     """Return what an exception says, whatever its ``__str__`` does."""
     try:
         return str(error)
-    except FAILURES as failure:
+    except BaseException as failure:
+        pass_ctrl_c(failure)
         return f"its message cannot be shown ({type(failure).__name__})"
 
 
@@ -151,7 +159,6 @@ def _run(path: Path, sha256: str) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]  # even of one that Ctrl-C cut short
-        if isinstance(error, KeyboardInterrupt):
-            raise
+        pass_ctrl_c(error)
         raise PolicyError(f"cannot load the policy file: {describe(error, path)}") from error
     return module

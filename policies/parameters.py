@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simmoe.errors import PolicyError, UsageError, did_you_mean
-from simmoe.policies.loading import FAILURES, message_of
+from simmoe.policies.loading import message_of, pass_ctrl_c
 
 Value = int | float | bool | str | None
 
@@ -125,7 +125,8 @@ def _annotation(cls: type, parameter: inspect.Parameter, policy: str) -> Any:
     if isinstance(hint, str):  # from __future__ import annotations
         try:
             return eval(hint, vars(sys.modules[cls.__module__]))
-        except FAILURES as error:
+        except BaseException as error:
+            pass_ctrl_c(error)
             raise PolicyError(
                 f"policy '{policy}': the annotation of '{parameter.name}' is unknown: {message_of(error)}"
             ) from None
@@ -135,7 +136,8 @@ def _annotation(cls: type, parameter: inspect.Parameter, policy: str) -> Any:
 def _signature(cls: type, policy: str) -> inspect.Signature:
     try:
         return inspect.signature(cls)
-    except FAILURES as error:
+    except BaseException as error:
+        pass_ctrl_c(error)
         raise PolicyError(f"policy '{policy}': its constructor cannot be looked at: {message_of(error)}") from error
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from simmoe.errors import PolicyError, SimmoeError, UsageError
-from simmoe.policies.loading import FAILURES, Kind, describe, load_file, load_named
+from simmoe.policies.loading import Kind, describe, load_file, load_named, pass_ctrl_c
 from simmoe.policies.parameters import CONTEXT, Value, format_value, parameters_of, parse_parameters, takes_context
 from simmoe.policies.protocols import BatchPolicy, PolicyContext, RoutePolicy
 
@@ -71,9 +71,10 @@ class PolicyPart:
             arguments[CONTEXT] = context
         try:
             return cls(**arguments)
-        except (SimmoeError, KeyboardInterrupt):
+        except SimmoeError:
             raise
         except BaseException as error:
+            pass_ctrl_c(error)
             raise PolicyError(f"policy '{self.text}' cannot be built: {describe(error, self.path)}") from error
 
 
@@ -130,7 +131,8 @@ class PolicyChoice:
 def _is_clairvoyant(part: PolicyPart) -> bool:
     try:
         return bool(getattr(part.load(), "clairvoyant", False))
-    except FAILURES as error:
+    except BaseException as error:
+        pass_ctrl_c(error)
         raise PolicyError(f"policy '{part.text}' cannot be looked at: {describe(error, part.path)}") from error
 
 

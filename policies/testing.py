@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from simmoe.errors import UsageError
-from simmoe.policies.loading import METHODS, Kind, describe, kind_of, message_of
+from simmoe.policies.loading import METHODS, Kind, describe, kind_of, message_of, pass_ctrl_c
 from simmoe.policies.protocols import Inspectable, PolicyContext
 from simmoe.policies.samples import SAMPLE_CONTEXT, ReadOnly, sample_route_calls, sample_views
 from simmoe.policies.validate import (
@@ -74,9 +74,8 @@ def check_policy(make: Make, context: PolicyContext = SAMPLE_CONTEXT) -> list[Ch
     try:
         policy = make(context)
         kind = kind_of(type(policy), type(policy).__qualname__)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        pass_ctrl_c(error)
         return [Check("can be built", False, describe(error))]
     checks: dict[str, Callable[[], None]] = {
         f"has {METHODS[kind]} as the protocol wants it": partial(_signature, policy, kind),
@@ -104,9 +103,8 @@ def _result(name: str, run: Callable[[], None], path: Path | None) -> Check:
         run()
     except AssertionError as failure:
         return Check(name, False, " ".join(message_of(failure).split()) or describe(failure, path))
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        pass_ctrl_c(error)
         return Check(name, False, describe(error, path))
     return Check(name, True)
 

@@ -23,6 +23,13 @@ class Mute(Exception):
 class Own(BaseException):
     pass
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise Own
+
+def mine(*_):
+    raise Own("my own")
+
 class Mine:
     def plan(self, view, /):
         return ADMIT_ALL
@@ -38,6 +45,10 @@ class Mute(Exception):
 class Own(BaseException):
     pass
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise Own
+
 class Mine:
     def route(self, request, ranks, now_s, /):
         return 0
@@ -47,6 +58,7 @@ class Mine:
 WAYS = {
     "raise ZeroDivisionError('no')": "ZeroDivisionError: no",
     "raise Mute": "Mute: its message cannot be shown (RuntimeError)",
+    "raise Unspeakable": "Unspeakable: its message cannot be shown (Own)",
     "sys.exit(3)": "SystemExit: 3",
     "raise GeneratorExit": "GeneratorExit",
     "raise Own('my own')": "Own: my own",
@@ -213,6 +225,8 @@ def test_a_plan_whose_order_is_made_on_access_is_read_once(
         ("def __init__(self, x: [int] = 1): pass", "parameter 'x' is annotated [<class 'int'>]"),
         ("def __init__(self, x: float | str = 1): pass", "parameter 'x' is annotated float | str"),
         ("__signature__ = 3", "its constructor cannot be looked at"),
+        ("def __init__(self, x: 'mine()' = 1): pass", "the annotation of 'x' is unknown: my own"),
+        ("__signature__ = property(mine)", "its constructor cannot be looked at"),
     ],
 )
 def test_a_constructor_that_cannot_be_read_is_named(
@@ -222,15 +236,17 @@ def test_a_constructor_that_cannot_be_read_is_named(
 
 
 @pytest.mark.parametrize("member", ["def __getattr__(cls, name)", "@property\n    def clairvoyant(cls)"])
+@pytest.mark.parametrize("way", ["sys.exit(3)", "raise Own('my own')"])
 def test_a_class_that_cannot_be_looked_at_is_named(
-    member: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    member: str, way: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    meta = f"import sys\nclass Meta(type):\n    {member}:\n        sys.exit(5)\n"
+    own = "import sys\nclass Own(BaseException): ...\n"
+    meta = f"{own}class Meta(type):\n    {member}:\n        {way}\n"
     policy = tmp_path / "mine.py"
     policy.write_text(f"{meta}class Mine(metaclass=Meta):\n    def plan(self, view, /): ...\n")
     assert simmoe(["run", "--trace", str(trace), "--profile", PROFILE, "--policy", f"{policy}:Mine"]) == 4
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "mine.py:Mine' cannot be looked at: " in line and "SystemExit: 5" in line
+    assert "mine.py:Mine' cannot be looked at: " in line and WAYS[way] in line
 
 
 def test_what_is_no_class_is_not_suggested(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from simmoe.errors import DataError, PolicyError, SimmoeError
-from simmoe.policies.loading import GROUPS, METHODS, Kind, describe, installed, load_named
+from simmoe.policies.loading import GROUPS, METHODS, Kind, describe, installed, load_named, pass_ctrl_c
 from simmoe.policies.parameters import parameters_of
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyPart, parse_parts
@@ -126,9 +126,8 @@ def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext) -> None
                 answer = ask(built, call)
             except PolicyError as error:
                 raise PolicyError(f"policy '{part.text}': {error}") from error
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:
+                pass_ctrl_c(error)
                 raise PolicyError(f"policy '{part.text}' raised at {describe(error, part.path)}") from error
             click.echo(f"{part.text} answers {answer}")
             return
