@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nextafter
 
 from simmoe.simulator.request import SimRequest
 
@@ -68,9 +69,16 @@ class Step:
         """Requests whose prompt it completes: their next output token comes at its end."""
 
     def runs(self, start_s: float, end_s: float) -> None:
-        """Note when it runs; it lasts what it takes of the device, unless the host holds it up."""
+        """Note when it runs; it lasts what it takes of the device, unless the host holds it up.
+
+        Start and duration add up to no more than its end: what is noted of a rank's steps never overlaps.
+        """
         self.start_s, self.end_s = start_s, end_s
-        self.duration_s = self.device_s if end_s == start_s + self.device_s else end_s - start_s
+        if end_s == start_s + self.device_s:
+            self.duration_s = self.device_s
+            return
+        duration_s = end_s - start_s
+        self.duration_s = duration_s if start_s + duration_s <= end_s else nextafter(duration_s, 0.0)
 
     @property
     def num_tokens(self) -> int:
