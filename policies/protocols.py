@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from simmoe.policies.views import RankView, RequestView, StepView
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """Which waiting requests may enter the next step. The default lets all of them in, in queue order.
 
     The host applies it within its own limits (token budget, sequences, KV blocks), stopping at the first request that

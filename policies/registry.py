@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,7 +68,7 @@ class PolicyPart:
         cls = self.load()
         arguments: dict[str, Any] = dict(self.given)
         if takes_context(cls):
-            arguments[CONTEXT] = context
+            arguments[CONTEXT] = replace(context)  # of its own: what it writes there is nobody else's
         try:
             return cls(**arguments)
         except SimmoeError:

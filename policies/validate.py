@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
@@ -74,8 +74,8 @@ def check_queue_key(key: Any) -> Any:
     Raises:
         PolicyError: it is no number, text or tuple of such, or has a NaN, which nothing can be compared with.
     """
-    for value in key if isinstance(key, tuple) else (key,):
-        if isinstance(value, tuple):
+    for value in key if isinstance(key, tuple) and not isinstance(key, RequestView) else (key,):
+        if isinstance(value, tuple) and value is not key:
             check_queue_key(value)
         elif not isinstance(value, (Real, str)):
             raise PolicyError(f"queue_key returned {_shown(key)}; it must be a number, a text, or a tuple of such")
@@ -133,10 +133,10 @@ def view_to_json(view: StepView, context: PolicyContext | None = None) -> dict[s
 
     Costs O(waiting + running): for the call that failed, not for each.
     """
-    data: dict[str, Any] = {field.name: getattr(view, field.name) for field in fields(StepView)}
-    data["waiting"] = [asdict(request) for request in view.waiting]
-    data["running"] = [asdict(request) for request in view.running]
-    data["oldest"] = None if view.oldest is None else asdict(view.oldest)
+    data = view._asdict()
+    data["waiting"] = [request._asdict() for request in view.waiting]
+    data["running"] = [request._asdict() for request in view.running]
+    data["oldest"] = None if view.oldest is None else view.oldest._asdict()
     return {"call": "plan", "view": data, "deployment": _deployment(context)}
 
 
@@ -144,13 +144,13 @@ def route_call_to_json(
     request: RequestView, ranks: Sequence[RankView], now_s: float, context: PolicyContext | None = None
 ) -> dict[str, Any]:
     """Return one call of ``route`` as JSON data, with the deployment it was made for if given."""
-    view = {"request": asdict(request), "ranks": [asdict(rank) for rank in ranks], "now_s": now_s}
+    view = {"request": request._asdict(), "ranks": [rank._asdict() for rank in ranks], "now_s": now_s}
     return {"call": "route", "view": view, "deployment": _deployment(context)}
 
 
 def keys_call_to_json(requests: Sequence[RequestView], context: PolicyContext | None = None) -> dict[str, Any]:
     """Return the calls of ``queue_key`` that order one queue as JSON data, with the deployment if given."""
-    view = {"requests": [asdict(request) for request in requests]}
+    view = {"requests": [request._asdict() for request in requests]}
     return {"call": "queue_key", "view": view, "deployment": _deployment(context)}
 
 
@@ -188,7 +188,7 @@ def _deployment(context: PolicyContext | None) -> dict[str, Any]:
 
 
 def _checked_order(order: object, view: StepView, is_waiting: Callable[[str], object] | None) -> tuple[str, ...]:
-    if isinstance(order, str) or not isinstance(order, Sequence):
+    if isinstance(order, str | RequestView) or not isinstance(order, Sequence):
         raise PolicyError(f"plan returned order {_shown(order)}; it must be None or a sequence of request ids")
     if is_waiting is None:
         is_waiting = {request.request_id for request in view.waiting}.__contains__

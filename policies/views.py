@@ -2,17 +2,16 @@
 
 A host (the simulator, or the vLLM plug-in) owns the state and keeps the sequences of a view incrementally; they are
 read-only, and valid only during the call they were passed to. No view holds a request's output length: a policy cannot
-know it.
+know it. Views are tuples, so that nothing can be written into them, ``object.__setattr__`` included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(NamedTuple):
     """One request as a policy may know it."""
 
     request_id: str
@@ -26,8 +25,7 @@ class RequestView:
     """The routing budget the request must at least be run at, in the deployment's units (sub-experts when split)."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepView:
+class StepView(NamedTuple):
     """One rank, just before its next step is composed."""
 
     now_s: float
@@ -51,8 +49,7 @@ class StepView:
     """How many requests at the front of ``waiting`` were preempted; from there on the queue is sorted."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankView:
+class RankView(NamedTuple):
     """One rank as a front end knows it, possibly stale."""
 
     dp_rank: int

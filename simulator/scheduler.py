@@ -90,8 +90,6 @@ class Scheduler:
         self._asker = asker
         self._lines_run: set[tuple[int, int]] = set()
         """Decode sequences and largest budget of the steps that fast-forward has composed."""
-        self._waiting_view = WaitingView(self.waiting)
-        self._running_view = RunningView(self)
         self._last_outputs: list[tuple[int, int, int, SimRequest]] = []
         """Heap of (finish step, row, preemptions, request) over requests whose prompt is computed; an entry is stale
         once its request has been preempted since."""
@@ -106,7 +104,7 @@ class Scheduler:
         """
         waiting = self.waiting
         if waiting.has_keys:
-            self._asker.enqueue(self.policy, request.view, self._waiting_view, partial(waiting.add, request))
+            self._asker.enqueue(self.policy, request.view, WaitingView(waiting), partial(waiting.add, request))
         else:
             waiting.add(request)
         self.plan_stale = True
@@ -350,8 +348,8 @@ class Scheduler:
         view = StepView(
             now_s=now_s,
             dp_rank=self.dp_rank,
-            waiting=self._waiting_view,
-            running=self._running_view,
+            waiting=WaitingView(self.waiting),
+            running=RunningView(self),
             token_budget=prompts.budget,
             max_num_seqs=self.config.max_num_seqs,
             free_kv_blocks=self.pool.num_free_blocks,

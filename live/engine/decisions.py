@@ -22,7 +22,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -280,7 +280,7 @@ class _Mirror:
     ) -> Decision:
         queue = self._queue
         for request, prompt_tokens in zip(queue, prompts, strict=False):  # those at the front were preempted
-            request.view = replace(request.view, prompt_tokens=prompt_tokens)
+            request.view = request.view._replace(prompt_tokens=prompt_tokens)
         queue.look_again()
         last = self._computed
         self._computed = {name: odd[name] if name in odd else last[name] + decoded for name in self._running}
@@ -298,4 +298,4 @@ class _Mirror:
         return Decision(view, answer if isinstance(answer, str) else StepPlan(*answer))
 
     def _running_view(self, request_id: str) -> RequestView:
-        return replace(self._requests[request_id].view, num_computed_tokens=self._computed[request_id])
+        return self._requests[request_id].view._replace(num_computed_tokens=self._computed[request_id])

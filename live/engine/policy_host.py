@@ -199,12 +199,12 @@ class PolicyMixin(BudgetMixin):
             plan = self._asker.plan(self.batch_policy, view, self.waiting.by_id.get)
         except PolicyError as error:
             if self.decisions is not None:
-                self.decisions.decided(view, str(error))
+                self.decisions.decided(self.views.anew(view, self.waiting), str(error))
             self._failure = self._with_evidence(error)
             logger.error("%s", self._failure)
             return None
         if self.decisions is not None:
-            self.decisions.decided(view, plan)
+            self.decisions.decided(self.views.anew(view, self.waiting), plan)
         return plan
 
     def _note_departures(self) -> None:

@@ -55,8 +55,6 @@ class PolicyQueue:
         self._queue: WaitingQueue[Waiting] = WaitingQueue(has_keys=enqueue is not None)
         self.by_id = self._queue.by_id
         """Everything that waits; read-only outside."""
-        self.view = WaitingView(self._queue)
-        """The queue as a policy sees it."""
         self._popped: dict[str, Waiting] = {}
         """Who left while armed: vLLM hands back those it had to skip, and they keep their place."""
         self._choose: Callable[[], StepPlan | None] | None = None
@@ -75,6 +73,11 @@ class PolicyQueue:
 
     def __iter__(self) -> Iterator[Any]:
         return iter([waiting.request for waiting in self._queue])  # whoever goes through it may take from it
+
+    @property
+    def view(self) -> WaitingView:
+        """The queue as a policy sees it, for one call: what a policy does to it is gone with the call."""
+        return WaitingView(self._queue)
 
     @property
     def num_preempted(self) -> int:

@@ -78,7 +78,6 @@ class ViewBuilder:
         """Which rank it is."""
         self.wall_offset_s = wall_offset_s
         self.share = RunningShare(scheduler.kv_cache_manager, scheduler.request_ks)
-        self._running = RunningView(scheduler, self.running)
         self._recomputed: dict[str, int] = {}
         """Prompt tokens of requests that were preempted, outputs before the last preemption included."""
 
@@ -105,7 +104,7 @@ class ViewBuilder:
             now_s=now_s,
             dp_rank=self.dp_rank,
             waiting=queue.view,
-            running=self._running,
+            running=RunningView(scheduler, self.running),
             token_budget=scheduler.max_num_scheduled_tokens - self.share.num_tokens,
             max_num_seqs=scheduler.max_num_active_reqs,
             free_kv_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
@@ -114,6 +113,10 @@ class ViewBuilder:
             oldest=queue.oldest(),
             num_preempted=queue.num_preempted,
         )
+
+    def anew(self, view: StepView, queue: PolicyQueue) -> StepView:
+        """Return a step's view with sequences that no policy has had in its hands."""
+        return view._replace(waiting=queue.view, running=RunningView(self._scheduler, self.running))
 
     def _view(self, request: Any, num_computed_tokens: int) -> RequestView:
         request_id = request.request_id

@@ -202,7 +202,7 @@ def test_a_request_on_its_way_makes_a_rank_busy() -> None:
     """Counts may be published before a request arrives; what this front end has sent there is exact."""
     empty, on_its_way = RankView(0, 0, 0, 1, 1, 0.0, 0, 0.0), RankView(1, 5, 5, 10, 1, 0.0, 32, 0.0)
     assert Lanes(context()).route(asking(32), [empty, on_its_way], 0.0) == 1
-    assert Lanes(context()).route(asking(32), [replace(empty, num_inflight=0), on_its_way], 0.0) == 0
+    assert Lanes(context()).route(asking(32), [empty._replace(num_inflight=0), on_its_way], 0.0) == 0
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def step(waiting: Sequence[RequestView], num_preempted: int = 0, **changes: obje
         oldest=min(queue, key=lambda r: r.arrival_s, default=None),
         num_preempted=num_preempted,
     )
-    return replace(view, **changes)  # type: ignore[arg-type]
+    return view._replace(**changes)  # type: ignore[arg-type]
 
 
 def context(prefill_s: Prefill, chunked: bool = True) -> PolicyContext:
@@ -212,7 +212,7 @@ def test_wake_at_is_when_the_answer_may_change(
     policy = Tiers(context(prefill_s), max_wait_s=max_wait_s)
     plan = check_plan(policy.plan(view), view)
     end_s = 1e6 if plan.wake_at_s is None else plan.wake_at_s
-    later = replace(view, now_s=view.now_s + fraction * (end_s - view.now_s))
+    later = view._replace(now_s=view.now_s + fraction * (end_s - view.now_s))
     if later.now_s < end_s:
         assert enters(policy, later) == enters(policy, view)
 
@@ -262,5 +262,5 @@ def test_a_plan_reads_what_fits_not_the_queue(max_wait_s: float | None) -> None:
     rows = [request(f"r{i}", 100 * i / 10_000, 1000, i * 7919 % 32 + 1) for i in range(10_000)]
     view = step(rows, token_budget=8192, free_kv_blocks=10**6)
     queue = Counting(view.waiting)
-    Tiers(context(lambda n, k: 1e-3 + n * k * 1e-6), max_wait_s=max_wait_s).plan(replace(view, waiting=queue))
+    Tiers(context(lambda n, k: 1e-3 + n * k * 1e-6), max_wait_s=max_wait_s).plan(view._replace(waiting=queue))
     assert queue.reads <= (32 * (14 + 4) + 40 if max_wait_s == 50.0 else 40)

@@ -86,7 +86,7 @@ def test_a_saved_call_survives_json() -> None:
     for view in sample_views(SAMPLE_CONTEXT):
         call, deployment = call_from_json(json.loads(json.dumps(view_to_json(view, SAMPLE_CONTEXT))), "here")
         assert not isinstance(call, RouteCall)
-        assert call == replace(view, waiting=tuple(view.waiting), running=tuple(view.running))
+        assert call == view._replace(waiting=tuple(view.waiting), running=tuple(view.running))
         assert replace(SAMPLE_CONTEXT, **deployment) == SAMPLE_CONTEXT
     for saved in sample_route_calls(SAMPLE_CONTEXT):
         data = route_call_to_json(saved.request, saved.ranks, saved.now_s)

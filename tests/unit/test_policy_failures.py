@@ -146,6 +146,8 @@ def test_the_kit_survives_every_place(place: str, tmp_path: Path, capsys: pytest
         ("def queue_key(self, request): return None", "queue_key returned None; it must be a number, a text"),
         ("def queue_key(self, request): return {'k': 1}", "queue_key returned {'k': 1}"),
         ("def queue_key(self, request): return 1j", "queue_key returned 1j"),
+        ("def queue_key(self, request): return request", "queue_key returned RequestView("),
+        ("def queue_key(self, request): return request.k_qos, request", "queue_key returned RequestView("),
         ("def queue_key(self, request): return object()", "queue_key returned <object"),
         ("def queue_key(self): return 1", "TypeError"),
         ("def queue_key(self, request): return (0, 1) if request.prompt_tokens % 2 else (0, 'a')", "TypeError: '<'"),
@@ -256,13 +258,47 @@ def test_what_is_no_class_is_not_suggested(trace: Path, tmp_path: Path, capsys: 
     assert "has no class 'mina' (did you mean 'Mine'?)" in capsys.readouterr().err
 
 
-def test_a_view_that_was_written_into_is_not_saved(
+WRITES = {
+    "a step's view": ("batch", "object.__setattr__(view, 'waiting', None)"),
+    "who waits": ("batch", "object.__setattr__(view.waiting[0], 'request_id', 'x')"),
+    "who waits longest": ("batch", "object.__setattr__(view.oldest, 'arrival_s', 1e9)"),
+    "the plan of all plans": ("batch", "object.__setattr__(ADMIT_ALL, 'order', ['x'])"),
+    "who arrives": ("route", "object.__setattr__(request, 'k_qos', [])"),
+    "a rank": ("route", "object.__setattr__(ranks[0], 'dp_rank', 7)"),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_nothing_can_be_written_into_what_a_policy_is_shown(
+    what: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, write = WRITES[what]
+    signature = "def plan(self, view, /)" if kind == "batch" else "def route(self, request, ranks, now_s, /)"
+    text = f"from simmoe.policies.protocols import ADMIT_ALL\n\nclass Mine:\n    {signature}:\n        {write}\n"
+    line = refused(trace, text, tmp_path / "out", capsys)
+    assert "policy Mine: " in line and "mine.py:5: AttributeError: can't set attribute" in line and "saved" in line
+
+
+def test_what_a_policy_writes_into_its_deployment_is_its_own(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for value in ("None", "object()"):
-        write = f"def plan(self, view, /):\n        object.__setattr__(view, 'waiting', {value})"
-        line = refused(trace, f"{BATCH}\n    {write}\n", tmp_path / "out", capsys)
-        assert "plan returned None; it must return a StepPlan" in line and "saved" not in line
+    policy = tmp_path / "mine.py"
+    policy.write_text(
+        "from simmoe.policies.protocols import ADMIT_ALL\n\nclass Mine:\n    def __init__(self, context):\n"
+        "        assert context.k_max > 0\n        object.__setattr__(context, 'k_max', 0)\n"
+        "    k_floor = 1\n    def plan(self, view, /):\n        return ADMIT_ALL\n"
+    )
+    arguments = ["run", "--trace", str(trace), "--profile", PROFILE, "--ranks", "2", "--policy", f"{policy}:Mine"]
+    assert simmoe(arguments) == 0, capsys.readouterr().err
+
+
+def test_a_view_whose_sequences_were_taken_apart_is_not_saved(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(
+        trace, f"{BATCH}\n    def plan(self, view, /):\n        view.waiting._queue = None\n", tmp_path / "out", capsys
+    )
+    assert "plan returned None; it must return a StepPlan" in line and "saved" not in line
 
 
 def test_ctrl_c_is_no_fault_of_the_policy(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

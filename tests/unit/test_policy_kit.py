@@ -54,9 +54,15 @@ class Clocked:
         return StepPlan(wake_at_s=view.now_s + time.perf_counter())
 
 
-class Mutating:
+class Writing:
     def plan(self, view: StepView, /) -> StepPlan:
         object.__setattr__(view, "token_budget", 0)
+        return ADMIT_ALL
+
+
+class Emptying:
+    def plan(self, view: StepView, /) -> StepPlan:
+        view.waiting._items = ()  # type: ignore[attr-defined]
         return ADMIT_ALL
 
 
@@ -146,7 +152,8 @@ VALID = "answers every call validly"
         (Drawn, "imports neither clock nor randomness", "random, time"),
         (Drawn, "answers the same calls alike", "answered call"),
         (Clocked, "answers the same calls alike", "answered call 0 differently"),
-        (Mutating, "leaves views as they were", "a view was changed"),
+        (Writing, VALID, "can't set attribute"),
+        (Emptying, "leaves views as they were", "a view was changed"),
         (Sorting, VALID, "no attribute 'sort'"),
         (Keeping, VALID, "read after the call"),
         (lambda: Nonsense(lambda view: None), VALID, "plan returned None"),
@@ -215,6 +222,6 @@ def test_the_reference_host_stops_at_the_first_that_does_not_fit() -> None:
     assert admitted(ADMIT_ALL, view, chunked=False) == [(requests[0], 40)]
     assert admitted(StepPlan(k_max=5), view) == [(requests[0], 40)]
     assert admitted(StepPlan(order=["r2", "r0"]), view) == [(requests[2], 8), (requests[0], 40)]
-    assert admitted(ADMIT_ALL, replace(view, free_kv_blocks=5)) == [(requests[0], 40)]
-    assert admitted(ADMIT_ALL, replace(view, max_num_seqs=1)) == [(requests[0], 40)]
-    assert admitted(ADMIT_ALL, replace(view, free_kv_blocks=2)) == []
+    assert admitted(ADMIT_ALL, view._replace(free_kv_blocks=5)) == [(requests[0], 40)]
+    assert admitted(ADMIT_ALL, view._replace(max_num_seqs=1)) == [(requests[0], 40)]
+    assert admitted(ADMIT_ALL, view._replace(free_kv_blocks=2)) == []
