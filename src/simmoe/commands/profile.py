@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -106,8 +106,19 @@ def plot(name: str, out: Path, sync: bool) -> None:
     help="Take from it how long before the end of its launch a graph begins: of a like engine whose recording has the "
     "clocks that tell, where those among RAW lack them.",
 )
+@click.option(
+    "--num-gpu-blocks",
+    type=click.IntRange(2),
+    help="KV blocks the engine has where it has its cards to itself; by default those it was measured with.",
+)
 def fit(
-    raw: tuple[Path, ...], out: Path, name: str | None, summary: str | None, synthetic: bool, tail_of: str | None
+    raw: tuple[Path, ...],
+    out: Path,
+    name: str | None,
+    summary: str | None,
+    synthetic: bool,
+    tail_of: str | None,
+    num_gpu_blocks: int | None,
 ) -> None:
     """Fit a table to RAW sample files of one engine, and print how far it is from them.
 
@@ -143,6 +154,8 @@ def fit(
     table = fit_table(runs, name or out.stem, status, summary, recorded, like)
     if like is not None and "graph_tail_of" not in table.provenance["fit"]:
         raise UsageError(f"--graph-tail-of {tail_of} has no effect: no graphs, or the recordings tell it themselves")
+    if num_gpu_blocks is not None:
+        table = replace(table, num_gpu_blocks=num_gpu_blocks)
     write_table(out, table)
     Console().print(residual_table(table.provenance["fit"]["residuals"]))
     click.echo(f"wrote {out}", err=True)
