@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from simmoe import __version__
+from simmoe.ending import end_despite_threads
 from simmoe.errors import OutputError, SimmoeError, UsageError, did_you_mean
 
 #: name -> ("module:attribute", one line of help)
@@ -74,7 +75,12 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; never returns. Exit codes are drawn in :mod:`simmoe.errors`; 130 is Ctrl-C."""
-    sys.exit(run(argv))
+    exit_code = 1  # Python's, for a failure that is no SimmoeError
+    try:
+        exit_code = run(argv)
+    finally:
+        end_despite_threads(exit_code, lambda line: click.echo(f"simmoe: {line}", err=True))
+    sys.exit(exit_code)
 
 
 def run(argv: list[str] | None = None) -> int:

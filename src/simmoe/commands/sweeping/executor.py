@@ -13,9 +13,12 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for_sentinels
+from multiprocessing.synchronize import Semaphore
+from multiprocessing.util import Finalize
 from typing import Protocol
 
 from simmoe.commands.sweeping.cells import Cell, CellResult, run_cell
+from simmoe.ending import end_despite_threads
 from simmoe.errors import SimmoeError
 
 Outcome = CellResult | SimmoeError
@@ -56,6 +59,9 @@ class LocalExecutor:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
+        # Forked workers start in milliseconds with everything imported; elsewhere than on Linux forking is not safe.
+        self._context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self._turn = self._context.Semaphore(1)
 
     def run(self, cells: Sequence[Cell]) -> Outcomes:
         """Yield outcomes as they come, and None five times a second.
@@ -63,9 +69,8 @@ class LocalExecutor:
         Raises:
             SimmoeError: a worker was killed.
         """
-        # Forked workers start in milliseconds with everything imported; elsewhere than on Linux forking is not safe.
-        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        pool = ProcessPoolExecutor(min(self.jobs, len(cells)), mp_context=context, initializer=_start_worker)
+        num_workers = min(self.jobs, len(cells))
+        pool = ProcessPoolExecutor(num_workers, self._context, initializer=_start_worker, initargs=(self._turn,))
         try:
             with warnings.catch_warnings():
                 # Python 3.12 warns of forking beside threads; the only ones here are BLAS's own, idle and fork-safe.
@@ -96,11 +101,21 @@ def local_executor(jobs: int) -> Executor:
     return LocalExecutor(jobs) if jobs > 1 else SerialExecutor()
 
 
-def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, and do not outlive it."""
+def _start_worker(turn: Semaphore) -> None:
+    """Leave Ctrl-C to the parent, do not outlive it, and end when told, whatever threads a policy has started.
+
+    Args:
+        turn: with the first of the workers that has something to say of these; the others' say the same.
+    """
     gc.freeze()  # what the parent has imported and read stays: no use in searching it for garbage
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+    def tell(line: str) -> None:
+        if turn.acquire(block=False):
+            print(f"simmoe: a worker process {line}", file=sys.stderr)
+
+    Finalize(None, end_despite_threads, args=(0, tell), exitpriority=0)  # before the process waits for its threads
 
 
 def _exit_with_parent() -> None:
