@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -65,7 +64,6 @@ def run(
         click.echo(note, err=True)
     cost = deployment.profile.cost(async_scheduling=deployment.config.engine.async_scheduling)
     manifest = _manifest(spec, workload.source, deployment, choice, slo)
-    gc.freeze()  # what has been imported and read stays: searching it for garbage again and again is 5% of a run
     try:
         with record_folder(out, manifest) if out else nullcontext() as folder:
             try:
