@@ -12,7 +12,7 @@ from simmoe.cli import run
 from simmoe.profiles.catalog import DEFAULT_PROFILE, layer_times_of, load_profile, profile_names, profile_path
 from simmoe.profiles.fitting.fit import fit_table
 from simmoe.profiles.recorded_steps import read_recorded_steps, read_recording
-from simmoe.profiles.residuals import residuals
+from simmoe.profiles.residuals import Predictor, residuals
 from simmoe.profiles.samples import read_samples
 from simmoe.profiles.shape import StepShape
 
@@ -120,6 +120,21 @@ def test_the_default_profile_predicts_the_recorded_run() -> None:
     cost = load_profile().cost()
     predicted_s, measured_s = sum(cost.step_s(s.shape) for s in steps), sum(s.median_s for s in steps)
     assert predicted_s == pytest.approx(measured_s, rel=0.01)
+
+
+def test_a_short_prompt_of_revision_2_costs_what_as_many_decodes_do() -> None:
+    """Its tokens are routed independently; those of revision 1 crowd on few experts (docs/profiles.md)."""
+    revision_1 = load_profile("deepseek-v2-lite-split4-h200")
+    header, samples = read_samples(RAW / "deepseek-v2-lite-split4-revision2-h200.jsonl.gz")
+    assert (header.weights, header.model) == ("simmoe-dummy 2", revision_1.provenance["runs"][0]["model"])
+    held = [s for s in samples if s.kind == "prefill" and s.clock == "held"]
+    predictor = Predictor(revision_1.table, async_scheduling=True)
+    assert len(held) > 15 and all(s.shape.num_tokens <= 128 for s in held)
+    for s in held:
+        n = s.shape.num_tokens
+        assert s.median_s == pytest.approx(predictor.device_s(StepShape(0, 0, 0, n, n, s.k)), rel=0.1)
+        if s.k > 1:
+            assert s.median_s > 1.2 * predictor.device_s(s.shape)
 
 
 @pytest.mark.parametrize("name", MEASURED)
