@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from dataclasses import fields
 from functools import partial
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
+from simmoe.ending import described, threads_in
 from simmoe.errors import LiveError, PolicyError
 from simmoe.live.engine.decisions import DecisionRecorder
 from simmoe.live.engine.policy_options import PolicyOptions
@@ -53,6 +55,7 @@ class PolicyMixin(BudgetMixin):
         _check_hostable(config)
         self.views = ViewBuilder(self, time.time() - self.clock())
         self.decisions: DecisionRecorder | None = None
+        self._is_shut_down = False
         self._host(PolicyOptions.of(config))
 
     def host_policy(self, options: dict[str, Any]) -> None:
@@ -149,9 +152,14 @@ class PolicyMixin(BudgetMixin):
         return super().step_k(batch)
 
     def shutdown(self) -> None:
-        """Finish the recording of decisions."""
+        """Finish the recording of decisions, and name the threads of the policy's that go on."""
         if self.decisions is not None:
             self.decisions.close()
+        if not self._is_shut_down:  # vLLM may say so twice
+            self._is_shut_down = True
+            origin = getattr(sys.modules.get(type(self.batch_policy).__module__), "__file__", None)
+            for thread in threads_in(origin or ""):
+                logger.warning("rank %d: a policy's %s is still running", self.hosting.dp_rank, described(thread))
         super().shutdown()  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------------------ the policy

@@ -48,10 +48,18 @@ def _end(exit_code: int, tell: Callable[[str], object]) -> None:
 
 def described(thread: threading.Thread) -> str:
     """Return what to call a thread: its name, and the place in the code it was started to run that it is at."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    stack = traceback.extract_stack(frame) if frame else []
-    own = [place for place in stack if not place.filename.endswith(_MACHINERY)]
+    own = [place for place in _stack(thread) if not place.filename.endswith(_MACHINERY)]
     return f"thread '{thread.name}'" + (f" ({own[0].filename}:{own[0].lineno})" if own else "")
+
+
+def threads_in(file: str) -> list[threading.Thread]:
+    """Return the threads that Python would wait for and that run code of a file."""
+    return [thread for thread in _threads_left() if any(place.filename == file for place in _stack(thread))]
+
+
+def _stack(thread: threading.Thread) -> traceback.StackSummary:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return traceback.extract_stack(frame) if frame else traceback.StackSummary()
 
 
 def _threads_left() -> list[threading.Thread]:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -447,3 +448,20 @@ def test_a_view_whose_sequences_were_taken_apart_is_not_said_to_be_saved(
     assert failure.endswith(
         "ValueError: sorry; its view cannot be saved: the policy has written into what it was shown"
     )
+
+
+def test_a_thread_that_a_policy_leaves_behind_is_named_once(
+    scheduler: Any, host: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    text = HEAD.replace("import sys", "import sys\nimport threading\nstop = threading.Event()")
+    policy = host(
+        f"{text}        if self.num_calls == 1:\n            threading.Thread(target=stop.wait, name='ends').start()\n"
+        "            threading.Thread(target=lambda: stop.wait(), name='mine').start()\n        return ADMIT_ALL\n"
+    )
+    assert not drive(scheduler, size=4).failures
+    scheduler.shutdown()
+    scheduler.shutdown()
+    told = [record.message for record in caplog.records if "thread" in record.message]
+    line = 1 + next(n for n, line in enumerate(policy.read_text().splitlines()) if "lambda: stop" in line)
+    assert told == [f"rank 0: a policy's thread 'mine' ({policy}:{line}) is still running"]
+    sys.modules[type(scheduler.batch_policy).__module__].stop.set()

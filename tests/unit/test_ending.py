@@ -63,7 +63,7 @@ def run(tmp_path: Path, text: str, command: str, *arguments: str) -> subprocess.
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i},20,5\n" for i in range(20)))
     line = [sys.executable, "-m", "simmoe", command, "--trace", str(trace), "--profile", PROFILE]
     line += ["--policy", f"{tmp_path / 'mine.py'}:Mine", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=IN_TIME_S, check=False)
+    return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=IN_TIME_S, check=False)
 
 
 @pytest.mark.parametrize("policy", [BATCH, ROUTE], ids=["a batch policy's thread", "a route policy's pool"])
