@@ -13,9 +13,9 @@ import numpy as np
 
 from simmoe.errors import LiveError, ProfileError
 from simmoe.live.engine.steps import StepRecord
-from simmoe.live.measure import card, pinning, proof, recording
+from simmoe.live.measure import pinning, proof, recording
 from simmoe.live.measure.engine import EngineSetup, MeasuredEngine, Prompt, RequestTimes, import_vllm, running
-from simmoe.live.measure.header import header_of, on_cpu
+from simmoe.live.measure.header import header_of
 from simmoe.live.measure.measuring import Measuring, Progress
 from simmoe.live.measure.plan import Plan
 from simmoe.live.measure.stages import Stages
@@ -34,17 +34,14 @@ NOT_PROVED = "NOT PROVED, "
 
 
 def measure(run: Measuring, progress: Progress = lambda what, done, total: None) -> list[str]:
-    """Measure a plan.
+    """Measure a plan. Whether the cards are anybody else's, ``card.refuse_busy`` tells before.
 
     Returns:
         What is still to be measured, in words; empty when all is done.
     Raises:
-        LiveError: the card is busy, cores are too few to pin, a stage failed, or the k that ran is not proved to be the
-            k named.
+        LiveError: cores are too few to pin, a stage failed, or the k that ran is not proved to be the k named.
         ProfileError: the file, or the recording beside it, is of another engine or of other weights.
     """
-    if not on_cpu():
-        card.refuse_busy(run.setup.tensor_parallel_size)
     if run.setup.pin:
         pinning.check_cores(run.setup.tensor_parallel_size)
     import_vllm()
@@ -71,6 +68,7 @@ async def _measure(run: Measuring, progress: Progress, deadline_s: float) -> lis
     _check_begun(run, old)
     progress("starting the engine", 0, 1)
     async with running(run.setup) as engine:
+        await proof.check_captured(engine)
         if run.setup.pin:
             pinned = pinning.pin_engine(run.setup.tensor_parallel_size)
             run = replace(run, plan=replace(run.plan, notes=(*run.plan.notes, pinned)))

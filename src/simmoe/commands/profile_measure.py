@@ -75,7 +75,7 @@ def measure_samples(options: MeasureOptions) -> list[str]:
     from rich.console import Console
     from rich.progress import Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from simmoe.live.measure import MeasuredModel, Measuring, measure
+    from simmoe.live.measure import MeasuredModel, Measuring, card, measure
     from simmoe.live.measure.layout import layout_of
     from simmoe.live.measure.loads import Loads
     from simmoe.live.measure.models import write_model
@@ -88,6 +88,7 @@ def measure_samples(options: MeasureOptions) -> list[str]:
         raise UsageError(f"--budgets has {options.budgets[-1]}; this model runs k from 1 to {k_max}")
     if options.expert_parallel and options.tensor_parallel == 1:
         raise UsageError("--expert-parallel spreads experts over cards: say how many with --tensor-parallel")
+    card.refuse_busy(options.tensor_parallel)
     folder = options.raw.with_suffix(".model")
     setup, plan = layout_of(
         folder,
