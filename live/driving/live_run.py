@@ -95,6 +95,7 @@ def run_live(
     *,
     vocab_size: int,
     seed: int,
+    before_sending: Callable[[RunRecord], None] = lambda record: None,
     on_progress: Callable[[int, int], None] = lambda sent, done: None,
 ) -> LiveResult:
     """Replay a workload; SIGINT or SIGTERM ends it early, with what was in progress aborted and the rest never sent.
@@ -105,6 +106,7 @@ def run_live(
         manifest: what the caller knows.
         vocab_size: prompts are drawn from it where the engines do not tell theirs.
         seed: of the prompts.
+        before_sending: given what is known of the engines, as a record without requests; may refuse them.
         on_progress: see :func:`simmoe.live.driving.replay.replay`.
     Raises:
         LiveError: the target does not come up.
@@ -112,7 +114,7 @@ def run_live(
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(workload, host, manifest, vocab_size, seed, on_progress))
+        return runner.run(_run(workload, host, manifest, vocab_size, seed, before_sending, on_progress))
 
 
 async def _run(
@@ -121,10 +123,14 @@ async def _run(
     manifest: dict[str, Any],
     vocab_size: int,
     seed: int,
+    before_sending: Callable[[RunRecord], None],
     on_progress: Callable[[int, int], None],
 ) -> LiveResult:
     async with host as target:
-        return await run_once(workload, target, manifest, vocab_size=vocab_size, seed=seed, on_progress=on_progress)
+        return await run_once(
+            workload, target, manifest, vocab_size=vocab_size, seed=seed, before_sending=before_sending,
+            on_progress=on_progress,
+        )  # fmt: skip
 
 
 async def run_once(
@@ -134,6 +140,7 @@ async def run_once(
     *,
     vocab_size: int,
     seed: int,
+    before_sending: Callable[[RunRecord], None] = lambda record: None,
     on_progress: Callable[[int, int], None] = lambda sent, done: None,
 ) -> LiveResult:
     """Replay a workload against what is up, as :func:`run_live` does; engines can serve one run after another.
@@ -144,6 +151,7 @@ async def run_once(
     keeper = _StepKeeper(target)
     await keeper.fetch()  # whatever the engines did before is none of this run's
     keeper.steps.clear()
+    before_sending(RunRecord(requests={}, manifest=_described(target, manifest, keeper.facts)))
     before = _policies(keeper.facts)
     vocab_size = next((facts["vocab_size"] for facts in keeper.facts.values()), vocab_size)
     prompts = random_prompts(workload, vocab_size, seed)
@@ -182,8 +190,8 @@ def _result(
     requests = request_columns(workload, lives, start_s, keeper.steps)
     has_steps = any(keeper.steps.values())
     table = step_columns(keeper.steps, start_s, _graph_tokens(keeper.facts))
-    num_ranks = max((manifest["config"].get("num_ranks") or 1, *(rank + 1 for rank in keeper.facts)))
-    ranks = rank_totals(num_ranks, keeper.steps, table, requests)
+    manifest = _described(target, manifest, keeper.facts)
+    ranks = rank_totals(manifest["config"]["num_ranks"], keeper.steps, table, requests)
     policies = _policies(keeper.facts)
     asked = {rank: _asked(told, policies_before[rank]) for rank, told in policies.items() if rank in policies_before}
     for rank, cost in asked.items():
@@ -196,17 +204,8 @@ def _result(
     lag = judge_lag((sent_s - due_s)[sent], ttft_s)
     ends_s = [*requests["finished_s"][answered].tolist(), *(life.sent_s - start_s for life in lives)]
     reasons = Counter(f"{life.status}: {life.reason}" for life in lives if life.reason)
-    if isinstance(target, Endpoint):
-        told = target.deployment
-        manifest = {
-            **manifest,
-            **told,
-            "versions": {**manifest["versions"], **told.get("versions", {})},
-            "target": {**manifest["target"], **told.get("target", {})},
-        }
     full = {
         **manifest,
-        "config": {**manifest["config"], **_config(keeper.facts, num_ranks)},
         "host": "live",
         "engines": {str(rank): facts for rank, facts in keeper.facts.items()},
         "end_s": max((end_s for end_s in ends_s if not math.isnan(end_s)), default=0.0),
@@ -238,6 +237,20 @@ def _result(
             record.files[HOST_FILE] = host
     full["counts"] = record.counts()
     return LiveResult(record, ranks, lag, is_interrupted, reasons, keeper.steps)
+
+
+def _described(target: Host, manifest: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return a manifest with what the engines, and an endpoint, have told of themselves."""
+    if isinstance(target, Endpoint):
+        told = target.deployment
+        manifest = {
+            **manifest,
+            **told,
+            "versions": {**manifest["versions"], **told.get("versions", {})},
+            "target": {**manifest["target"], **told.get("target", {})},
+        }
+    num_ranks = max((manifest["config"].get("num_ranks") or 1, *(rank + 1 for rank in facts)))
+    return {**manifest, "config": {**manifest["config"], **_config(facts, num_ranks)}}
 
 
 def _policies(facts: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:

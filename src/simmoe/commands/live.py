@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,7 @@ from simmoe.commands.workload_options import spec_from_options, workload_options
 from simmoe.errors import LiveError, UsageError
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
-from simmoe.records import write_record
+from simmoe.records import RunRecord, write_record
 from simmoe.simulator.result import RankTotals
 from simmoe.traces.build import build_workload
 
@@ -79,7 +79,16 @@ def live() -> None:
     "--out", metavar="DIR", callback=refuse_empty, help="Folder of the run record.  [default: print the summary alone]"
 )
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
+def run(**options: Any) -> int:
+    """Replay a workload open loop; '--rate inf' sends everything at once.
+
+    Arguments after '--' are arguments of 'vllm serve' for the engines.
+    """
+    return drive(**options)
+
+
+def drive(
+    *,
     model: str | None,
     replicas: int,
     url: str | None,
@@ -96,11 +105,14 @@ def run(
     record_decisions: bool,
     out: str | None,
     vllm_arguments: Sequence[str],
+    before_sending: Callable[[RunRecord], None] = lambda record: None,
     **options: Any,
 ) -> int:
-    """Replay a workload open loop; '--rate inf' sends everything at once.
+    """Do what the command does, for a command that has its options.
 
-    Arguments after '--' are arguments of 'vllm serve' for the engines.
+    Args:
+        model, replicas, ..., vllm_arguments, options: as given to the command.
+        before_sending: see :func:`simmoe.live.driving.live_run.run_live`.
     """
     if bool(model) == bool(url):
         raise UsageError("give --model DIR to start engines, or --url URL of an endpoint")
@@ -168,6 +180,7 @@ def run(
             {**manifest, "slo": asdict(slo)},
             vocab_size=vocab_size,
             seed=spec.seed,
+            before_sending=before_sending,
             on_progress=lambda sent, done: click.echo(f"{sent} of {len(workload)} sent, {done} ended", err=True),
         )
         if folder:

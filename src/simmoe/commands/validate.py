@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from simmoe.analysis.compare import Pairing
 from simmoe.commands.compare import compare
 from simmoe.commands.front_end import front_end_times, read_clocks
 from simmoe.commands.host import host_doubts, host_of, with_host
+from simmoe.commands.live import drive
 from simmoe.commands.live import run as live_run
 from simmoe.commands.notes import describe_extrapolation, versions
 from simmoe.commands.out_folder import claim_folder, refuse_empty
@@ -20,7 +23,7 @@ from simmoe.commands.record_folder import record_folder
 from simmoe.commands.recorded_config import captured_sizes, live_engine, require_k_max, whole_number
 from simmoe.commands.without_effect import refuse_given
 from simmoe.errors import LiveError, RecordError, SimmoeError, UsageError
-from simmoe.policies.registry import parse_policy
+from simmoe.policies.registry import PolicyChoice, parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.weights import are_others, described, weights_of_table
 from simmoe.record_checks import read_checked
@@ -58,7 +61,7 @@ def _validate(
         if live is None:
             live = str(folder / "live")
             try:
-                context.invoke(live_run, out=live, profile=profile, **options)
+                drive(out=live, profile=profile, before_sending=partial(_require_simulable, loaded), **options)
             except LiveError:
                 if not (folder / "live" / "manifest.json").exists():
                     raise
@@ -120,6 +123,29 @@ validate = click.Command(
 )
 
 
+def _require_simulable(profile: Profile, live: RunRecord) -> None:
+    """Refuse engines that could not be simulated once they had run.
+
+    Args:
+        profile: what the simulated steps are to take.
+        live: what is known of the engines, as a record without requests.
+    Raises:
+        LiveError: they are at a URL and do not tell what they are.
+        RecordError, UsageError: as :func:`simulate_like`.
+    """
+    manifest = live.manifest
+    told = {
+        "its engines' limits": (manifest.get("config") or {}).get("engine"),
+        "the policy they run": (manifest.get("policy") or {}).get("given"),
+    }
+    if missing := " and ".join(what for what, value in told.items() if not value):
+        raise LiveError(
+            f"{manifest['target']['url']} does not tell {missing}, which the simulator needs; validate against a "
+            f"'simmoe serve --model DIR --record-steps', or give --model DIR here ('simmoe live run --url' drives any)"
+        )
+    simulated_as(live, profile)
+
+
 def doubts(live: RunRecord, profile: Profile, believed: Profile) -> list[str]:
     """Return in what a live run was not as it is simulated, a line each.
 
@@ -178,26 +204,8 @@ def simulate_like(
         UsageError: the profile is of another k_max, or knows no graphs where the live engines had some.
     """
     manifest = live.manifest
-    policy = (manifest.get("policy") or {}).get("given")
-    if manifest.get("kind") != "live":
-        raise RecordError("the record to simulate is no live run's; record a run of 'simmoe live run'")
-    if not (manifest.get("config") or {}).get("engine") or not policy:
-        raise RecordError("the record does not say which engines and policy it had; record a run of 'simmoe live run'")
-    require_k_max(live, profile, "the live engines")
-    config = SimConfig(
-        num_ranks=whole_number(live, "num_ranks"),
-        k_max=profile.k_max,
-        k_granularity=profile.k_granularity,
-        engine=live_engine(live),
-        front_end=front_end
-        or FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s),
-        fast_forward=fast_forward,
-        record_steps=True,
-    )
-    try:
-        choice = parse_policy(policy)
-    except SimmoeError as error:
-        raise type(error)(f"the live run's policy cannot be simulated: {error}") from None
+    config, choice, sizes = simulated_as(live, profile)
+    config = replace(config, front_end=front_end or config.front_end, fast_forward=fast_forward)
     requests = live.requests
     workload = Workload(
         request_id=[str(name) for name in requests["request_id"]],
@@ -206,7 +214,6 @@ def simulate_like(
         output_tokens=requests["output_tokens"],
         k_qos=requests["k_qos"],
     )
-    sizes = captured_sizes(live)
     cost = with_host(profile, host).captured_at(sizes).cost(config.engine.async_scheduling)
     believed = believed or profile
     result = simulate(workload, config, cost, choice.batch, choice.route, prefill_s=believed.cost().prefill_s)
@@ -229,3 +236,34 @@ def simulate_like(
     if host:
         simulated["profile"]["host"] = host
     return result.record(simulated), describe_extrapolation(cost.extrapolated) or ""
+
+
+def simulated_as(live: RunRecord, profile: Profile) -> tuple[SimConfig, PolicyChoice, tuple[int, ...] | None]:
+    """Return as what a live run's engines are simulated: their configuration, their policy, the sizes of their graphs.
+
+    Raises:
+        RecordError: the record does not say what engines or what policy it had.
+        UsageError: the profile is of another k_max, or knows no graphs where the live engines had some.
+    """
+    manifest = live.manifest
+    policy = (manifest.get("policy") or {}).get("given")
+    if manifest.get("kind") != "live":
+        raise RecordError("the record to simulate is no live run's; record a run of 'simmoe live run'")
+    if not (manifest.get("config") or {}).get("engine") or not policy:
+        raise RecordError("the record does not say which engines and policy it had; record a run of 'simmoe live run'")
+    require_k_max(live, profile, "the live engines")
+    config = SimConfig(
+        num_ranks=whole_number(live, "num_ranks"),
+        k_max=profile.k_max,
+        k_granularity=profile.k_granularity,
+        engine=live_engine(live),
+        front_end=FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s),
+        record_steps=True,
+    )
+    try:
+        choice = parse_policy(policy)
+    except SimmoeError as error:
+        raise type(error)(f"the live run's policy cannot be simulated: {error}") from None
+    sizes = captured_sizes(live)
+    profile.captured_at(sizes)
+    return config, choice, sizes
