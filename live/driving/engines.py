@@ -8,14 +8,17 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from simmoe.errors import LiveError
 from simmoe.live.driving.conversation import Engine
 from simmoe.live.driving.life import Life
+from simmoe.live.engine.provenance import Provenance
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.server.dispatch import Counts, Dispatcher
 from simmoe.live.server.launch import EngineLaunch, visible_gpus
+from simmoe.live.server.route_decisions import RouteRecorder, open_recorder
 from simmoe.live.server.warm_up import random_prompt, warm_up_batches
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyChoice
@@ -33,6 +36,7 @@ class LocalEngines:
         self._engines = engines
         self._launch = launch
         self._prefill_s = prefill_s
+        self._recorder: RouteRecorder | None = None
         self._route(launch.choice, launch.num_ranks)
 
     async def host(self, choice: PolicyChoice, num_ranks: int) -> None:
@@ -76,6 +80,11 @@ class LocalEngines:
         """
         await asyncio.gather(*(self._warm_up(engine) for engine in self._engines))
 
+    def close(self) -> None:
+        """Finish the recording of the route policy's calls."""
+        if self._recorder is not None:
+            self._recorder.close()
+
     async def _warm_up(self, engine: Engine) -> None:
         for batch in warm_up_batches(engine.facts, is_gpu=bool(visible_gpus())):
             await asyncio.gather(*(self._serve_for_warm_up(engine, *request) for request in batch))
@@ -98,7 +107,11 @@ class LocalEngines:
             max_num_batched_tokens=facts["max_num_batched_tokens"],
             enable_chunked_prefill=facts["enable_chunked_prefill"],
         )
-        self.dispatcher = dispatcher = Dispatcher(choice, context)
+        self.close()
+        if self._launch.decisions:
+            provenance = Provenance.of(choice.route_part, self._launch.profile)
+            self._recorder = open_recorder(Path(self._launch.decisions), provenance, context)
+        self.dispatcher = dispatcher = Dispatcher(choice, context, self._recorder)
         dispatcher.set_up(range(num_ranks))
         for engine in self._engines[:num_ranks]:
             engine.on_counts = _publisher(dispatcher, engine)
@@ -142,6 +155,7 @@ async def running_engines(
         LiveError: an engine does not start.
     """
     engines: list[Engine] = []
+    local: LocalEngines | None = None
     try:
         on_start(f"starting {launch.num_ranks} engine(s)")
         await _start_all(launch, engines)
@@ -151,6 +165,8 @@ async def running_engines(
         await local.host(launch.choice, launch.num_ranks)  # anew: what warmed the engines up is none of its business
         yield local
     finally:
+        if local is not None:
+            local.close()
         await asyncio.gather(*(engine.stop() for engine in engines))
 
 

@@ -13,7 +13,6 @@ import json
 import math
 import sys
 import time
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from vllm.logger import init_logger
 
 from simmoe.ending import described, threads_in
 from simmoe.errors import LiveError, PolicyError
+from simmoe.live.engine.decision_file import set_aside
 from simmoe.live.engine.decisions import DecisionRecorder
 from simmoe.live.engine.policy_options import PolicyOptions
 from simmoe.live.engine.policy_queue import PolicyQueue
@@ -56,7 +56,10 @@ class PolicyMixin(BudgetMixin):
         self.views = ViewBuilder(self, time.time() - self.clock())
         self.decisions: DecisionRecorder | None = None
         self._is_shut_down = False
-        self._host(PolicyOptions.of(config))
+        hosting = PolicyOptions.of(config)
+        if hosting.decisions:
+            _set_aside(Path(hosting.decisions))
+        self._host(hosting)
 
     def host_policy(self, options: dict[str, Any]) -> None:
         """Host another policy from now on; an engine can serve one after another without starting anew.
@@ -259,21 +262,14 @@ class PolicyMixin(BudgetMixin):
         return named
 
     def _recorder(self, hosting: PolicyOptions, context: PolicyContext) -> DecisionRecorder:
-        numbers = {f.name: getattr(context, f.name) for f in fields(PolicyContext) if f.name != "prefill_s"}
         constant = {
             "dp_rank": hosting.dp_rank,
             "max_num_seqs": self.max_num_active_reqs,  # type: ignore[attr-defined]
             "block_size": self.block_size,  # type: ignore[attr-defined]
         }
-        header = {
-            "policy": hosting.policy,
-            "profile": hosting.profile,
-            "async_scheduling": bool(self.vllm_config.scheduler_config.async_scheduling),  # type: ignore[attr-defined]
-            "deployment": numbers,
-            "view": constant,
-        }
+        is_async = bool(self.vllm_config.scheduler_config.async_scheduling)  # type: ignore[attr-defined]
         try:
-            return DecisionRecorder(Path(hosting.decisions), header)
+            return DecisionRecorder(Path(hosting.decisions), "batch", hosting.provenance, is_async, context, constant)
         except OSError as error:
             raise LiveError(f"cannot record decisions in '{hosting.decisions}': {error.strerror}") from None
 
@@ -284,6 +280,14 @@ class PolicyScheduler(PolicyMixin, BudgetScheduler):
 
 class AsyncPolicyScheduler(PolicyMixin, AsyncBudgetScheduler):
     """vLLM's asynchronous scheduler with a batch policy."""
+
+
+def _set_aside(path: Path) -> None:
+    """Keep what an engine before this one recorded: it may have died of it."""
+    try:
+        set_aside(path)
+    except OSError as error:
+        raise LiveError(f"cannot keep the earlier recording '{path}': {error.strerror}") from None
 
 
 def _check_hostable(vllm_config: Any) -> None:

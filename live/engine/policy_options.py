@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from simmoe.errors import LiveError, UsageError
 from simmoe.live.engine.options import read_options
+from simmoe.live.engine.provenance import Provenance
 from simmoe.policies.protocols import BatchPolicy, PolicyContext
 from simmoe.policies.registry import parse_policy
 
@@ -34,7 +35,7 @@ class PolicyOptions:
     dp_rank: int = 0
     """Which of them this one is."""
     decisions: str = ""
-    """File to record every view and plan in; empty records none."""
+    """File to record every view and plan in; empty records none. One of an earlier engine's is set aside."""
     evidence: str = ""
     """Folder for the view a policy fails on; empty: the system's folder for temporary files."""
 
@@ -56,6 +57,11 @@ class PolicyOptions:
     def evidence_path(self) -> Path:
         """Where the view of a failed call goes."""
         return Path(self.evidence or tempfile.gettempdir()) / f"policy_call-rank{self.dp_rank}.json"
+
+    @property
+    def provenance(self) -> Provenance:
+        """What the batch policy's plans depend on beside its views."""
+        return Provenance.of(parse_policy(self.policy).batch_part, self.profile)
 
     def context(self, vllm_config: Any, k_max: int) -> PolicyContext:
         """Return the deployment as its policies are told."""

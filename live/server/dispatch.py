@@ -6,16 +6,21 @@ returns: what its context promised always holds, and nothing it answers can be a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simmoe.errors import SimmoeError
+from simmoe.errors import PolicyError, SimmoeError
 from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import PolicyContext, RoutePolicy
 from simmoe.policies.queue_aware import QueueAware
 from simmoe.policies.registry import PolicyChoice
 from simmoe.policies.views import RankView, RequestView
+
+if TYPE_CHECKING:
+    from simmoe.live.server.route_decisions import RouteRecorder
+
+NUM_FRONT_ENDS = 1
 
 
 class Counts(NamedTuple):
@@ -57,12 +62,14 @@ class Dispatcher:
     Args:
         choice: the policy; its route part is asked here.
         context: the deployment with every rank up.
+        recorder: told every call of the policy and which ranks it was built for.
     Raises:
         UsageError, PolicyError: the policy cannot be built for the deployment.
     """
 
-    def __init__(self, choice: PolicyChoice, context: PolicyContext) -> None:
+    def __init__(self, choice: PolicyChoice, context: PolicyContext, recorder: RouteRecorder | None = None) -> None:
         self._choice = choice
+        self._recorder = recorder
         self._context = context
         self._ranks = [_Rank() for _ in range(context.num_ranks)]
         self._up: list[int] = []
@@ -83,12 +90,9 @@ class Dispatcher:
         self._up, self.fallback_reason = list(ranks), ""
         if not ranks:
             return
-        context = replace(self._context, num_ranks=len(ranks))
-        self._asker = Asker(context)
-        try:
-            self.policy = self._choice.route(context)
-        except SimmoeError as error:
-            self.policy, self.fallback_reason = QueueAware(), str(error)
+        self.policy, self._asker, self.fallback_reason = build_for(self._choice.route, self._context, len(ranks))
+        if self._recorder is not None:
+            self._recorder.built(self._up, self.fallback_reason)
 
     def mark(self, rank: int) -> int:
         """Return what :meth:`publish` wants to know of the moment the engine was asked for its counts."""
@@ -119,7 +123,15 @@ class Dispatcher:
             PolicyError: the policy raised, or named no rank there is.
         """
         views = tuple(self._view(position, rank) for position, rank in enumerate(self._up))
-        rank = self._up[self._asker.route(self.policy, request, views, now_s)]
+        try:
+            position = self._asker.route(self.policy, request, views, now_s)
+        except PolicyError as error:
+            if self._recorder is not None:
+                self._recorder.decided(request, views, now_s, str(error))
+            raise
+        if self._recorder is not None:
+            self._recorder.decided(request, views, now_s, position)
+        rank = self._up[position]
         state = self._ranks[rank]
         state.num_inflight += num_sequences
         state.num_sent += num_sequences
@@ -158,8 +170,25 @@ class Dispatcher:
             num_waiting=num_waiting + state.num_sent - state.num_known,
             num_running=num_running,
             num_inflight=state.num_inflight,
-            num_front_ends=1,
+            num_front_ends=NUM_FRONT_ENDS,
             kv_used=kv_used,
             k_running=state.k_running,
             published_s=state.published_s,
         )
+
+
+def build_for(
+    build: Callable[[PolicyContext], RoutePolicy], context: PolicyContext, num_ranks: int
+) -> tuple[RoutePolicy, Asker, str]:
+    """Return a policy for some of a deployment's ranks, what asks it, and why it is least 4 W + R where it is.
+
+    Args:
+        build: the policy's constructor.
+        context: the deployment with every rank up.
+        num_ranks: how many are.
+    """
+    context = replace(context, num_ranks=num_ranks)
+    try:
+        return build(context), Asker(context), ""
+    except SimmoeError as error:
+        return QueueAware(), Asker(context), str(error)

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from simmoe.errors import LiveError, OutputError, PolicyError
+from simmoe.live.engine.decision_file import set_aside
+from simmoe.live.engine.provenance import Provenance
 from simmoe.live.server.budgets import Budgets
 from simmoe.live.server.dispatch import Dispatcher
 from simmoe.live.server.launch import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Launch
 from simmoe.live.server.replica import UNRESPONSIVE_S, LocalReplica, Replica
+from simmoe.live.server.route_decisions import FILE_NAME, RouteRecorder, open_recorder
 from simmoe.live.server.router import Router, RouterOptions
 from simmoe.live.server.upstream import Address
 from simmoe.policies.protocols import PolicyContext
@@ -36,6 +39,10 @@ class Serving:
     prefill_s: Callable[[int, int], float]
     """T(n, k), for a route policy that asks."""
     options: RouterOptions
+    profile: str = ""
+    """Where that comes from."""
+    decisions: Path | None = None
+    """Folder to record the route policy's calls in; None: none."""
     launch: Launch | None = None
     """Engines to start; None: those at ``urls``."""
     urls: Sequence[str] = ()
@@ -73,12 +80,17 @@ async def _serve(serving: Serving, sockets: Path, logs: Path) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stops.put_nowait, number.name)
-    with _bind(serving.host, serving.port) as listener:
-        return await _serve_at(listener, serving, sockets, logs, stops)
+    with _bind(serving.host, serving.port) as listener, contextlib.ExitStack() as recording:
+        return await _serve_at(listener, serving, sockets, logs, stops, recording)
 
 
 async def _serve_at(
-    listener: socket.socket, serving: Serving, sockets: Path, logs: Path, stops: asyncio.Queue[str]
+    listener: socket.socket,
+    serving: Serving,
+    sockets: Path,
+    logs: Path,
+    stops: asyncio.Queue[str],
+    recording: contextlib.ExitStack,
 ) -> int:
     replicas = _make_replicas(serving, sockets, logs)
     watching = [asyncio.create_task(replica.run()) for replica in replicas]
@@ -90,7 +102,7 @@ async def _serve_at(
             up.cancel()
             return 0
         await up
-        router = _make_router(serving, replicas)
+        router = _make_router(serving, replicas, recording)
         server = await asyncio.get_running_loop().create_server(router.make_connection, sock=listener, backlog=2048)
         port = listener.getsockname()[1]
         where = f"[{serving.host}]" if ":" in serving.host else serving.host
@@ -165,10 +177,14 @@ def _make_replicas(serving: Serving, sockets: Path, logs: Path) -> list[Replica]
     return replicas
 
 
-def _make_router(serving: Serving, replicas: Sequence[Replica]) -> Router:
+def _make_router(serving: Serving, replicas: Sequence[Replica], recording: contextlib.ExitStack) -> Router:
     facts = next((replica.facts for replica in replicas if replica.facts), {})
     k_max = _agreed_k_max(serving, replicas)
-    dispatcher = Dispatcher(serving.choice, _context(serving, facts, k_max, len(replicas)))
+    context = _context(serving, facts, k_max, len(replicas))
+    recorder = _open_recorder(serving, context)
+    if recorder is not None:
+        recording.callback(recorder.close)
+    dispatcher = Dispatcher(serving.choice, context, recorder)
     budgets = Budgets(k_max=k_max, default_k=facts.get("default_k", k_max))
     described = serving.launch.described() if serving.launch else {}
     router = Router(replicas, dispatcher, budgets, serving.options, serving.on_policy_error, described)
@@ -192,6 +208,22 @@ def _make_router(serving: Serving, replicas: Sequence[Replica]) -> Router:
         replica.on_change = on_change
     dispatcher.set_up([replica.rank for replica in replicas if replica.state == "up"])
     return router
+
+
+def _open_recorder(serving: Serving, context: PolicyContext) -> RouteRecorder | None:
+    """Return what records the route policy's calls, if they are to be; what was recorded there before is kept.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    folder = serving.decisions
+    if folder is None:
+        return None
+    try:
+        set_aside(folder / FILE_NAME)
+    except OSError as error:
+        raise OutputError(f"cannot keep the earlier '{folder / FILE_NAME}': {error.strerror}") from None
+    return open_recorder(folder, Provenance.of(serving.choice.route_part, serving.profile), context)
 
 
 def _takes(replica: Replica, k_max: int) -> bool:

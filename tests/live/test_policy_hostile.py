@@ -401,7 +401,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     monkeypatch.setattr(scheduler.decisions, "_file", Full(recording))
     assert not drive(scheduler, size=8).failures
     assert scheduler.num_plans > num_plans
-    told = [record.message for record in caplog.records if record.name == "simmoe.live.engine.decisions"]
+    told = [record.message for record in caplog.records if record.name == "simmoe.live.engine.decision_file"]
     assert told == [f"the recording of decisions in '{recording}' ends here: No space left on device"]
     scheduler.host_policy({"policy": "fifo"})
     capsys.readouterr()

@@ -16,7 +16,7 @@ from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyPart, parse_parts
 
 if TYPE_CHECKING:
-    from simmoe.live.engine.decisions import Recording
+    from simmoe.live.engine.decision_file import DecisionReader
 
 
 @click.group()
@@ -59,7 +59,7 @@ def list_policies() -> None:
     "--replay",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Ask the call a failed run saved, or every call a live engine recorded, for the deployment it was made in.",
+    help="Ask the call a failed run saved, or every call a live run recorded, for the deployment it was made in.",
 )
 def check(policy: str, ranks: int, k_max: int, profile: str | None, replay: Path | None) -> None:
     """Run the conformance kit on a policy.
@@ -77,7 +77,7 @@ def check(policy: str, ranks: int, k_max: int, profile: str | None, replay: Path
         context = replace(context, prefill_s=load_profile(profile).cost(True).prefill_s)
     parts = parse_parts(policy)
     if replay is not None:
-        _replay(parts, replay, context)
+        _replay(parts, replay, context, profile)
         return
     failed = 0
     for part in parts:
@@ -103,13 +103,17 @@ def _describe(name: str) -> tuple[str, str]:
         return f"unusable: {error}", ""
 
 
-def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext) -> None:
-    from simmoe.live.engine.decisions import Recording
+def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext, profile: str | None) -> None:
+    from simmoe.live.engine.decision_file import DecisionReader
     from simmoe.policies.testing import ask
     from simmoe.policies.validate import call_from_json
 
-    if Recording.is_one(path):
-        _replay_recording(parts, Recording(path), context)
+    recorded = DecisionReader.kind_in(path)
+    if recorded is not None:
+        part = next((part for part in parts if part.kind == recorded), None)
+        if part is None:
+            raise DataError(f"'{path}' holds calls of a {recorded} policy; '{parts[0].text}' is none")
+        _replay_recording(part, path, context, profile)
         return
     try:
         saved: Any = json.loads(path.read_bytes())
@@ -134,14 +138,24 @@ def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext) -> None
     raise DataError(f"'{path}' holds a call of a {kind} policy; '{parts[0].text}' is none")
 
 
-def _replay_recording(parts: list[PolicyPart], recording: Recording, context: PolicyContext) -> None:
+def _replay_recording(part: PolicyPart, path: Path, context: PolicyContext, profile: str | None) -> None:
+    """Ask a policy every recorded call, T(n, k) from the recorded profile unless another is given."""
+    from simmoe.live.engine.decisions import Recording
+    from simmoe.live.engine.provenance import Provenance
+    from simmoe.live.server.route_decisions import RouteRecording
+
+    recording: DecisionReader = RouteRecording(path) if part.kind == "route" else Recording(path)
+    profile = profile or recording.profile
     prefill_s = context.prefill_s
-    if recording.profile:
+    if profile:
         from simmoe.profiles.catalog import load_profile
 
-        prefill_s = load_profile(recording.profile).cost(recording.async_scheduling).prefill_s
-    batch = next((part for part in parts if part.kind == "batch"), None)
-    if batch is None:
-        raise DataError(f"'{recording.path}' holds calls of a batch policy; '{parts[0].text}' is none")
-    count = recording.replay(batch.build(recording.context(prefill_s)))
-    click.echo(f"{batch.text} answers {count} calls as '{recording.policy}' did")
+        prefill_s = load_profile(profile).cost(recording.async_scheduling).prefill_s
+    deployed, now = recording.context(prefill_s), Provenance.of(part, profile)
+    if isinstance(recording, RouteRecording):
+        count = recording.replay(part.build, deployed, now)
+    else:
+        assert isinstance(recording, Recording)
+        count = recording.replay(part.build(deployed), now)
+    recorded = "".join(c if c.isprintable() else "?" for c in recording.policy)
+    click.echo(f"{part.text} answers {count} calls as '{recorded}' did")

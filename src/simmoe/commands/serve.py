@@ -14,7 +14,7 @@ import click
 
 from simmoe.commands.evidence import save_evidence
 from simmoe.commands.without_effect import refuse_given
-from simmoe.errors import MissingDependency, PolicyError, UsageError
+from simmoe.errors import MissingDependency, OutputError, PolicyError, UsageError
 from simmoe.live.engine.versions import check_vllm
 from simmoe.policies.registry import PolicyChoice, parse_parts, parse_policy
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
@@ -56,6 +56,12 @@ LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
 @click.option("--record-steps", is_flag=True, help="Engines keep their steps until 'simmoe live run --url' takes them.")
 @click.option(
+    "--record-decisions",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Keep all that policies saw and answered there, to replay.",
+)
+@click.option(
     "--drain-timeout-s",
     type=click.FloatRange(min=0),
     default=600.0,
@@ -80,6 +86,7 @@ def serve(
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     record_steps: bool,
+    record_decisions: Path | None,
     drain_timeout_s: float,
     log_dir: Path | None,
     vllm_arguments: Sequence[str],
@@ -116,6 +123,8 @@ def serve(
         raise UsageError(f"--url {twice} is given twice; an engine is one replica")
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     prefill_s = load_profile(profile).cost().prefill_s
+    if record_decisions is not None:
+        _make_folder(record_decisions)
     launch = None
     if model is not None:
         folder = Path(model)
@@ -132,6 +141,7 @@ def serve(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             record_steps=record_steps,
+            decisions="" if record_decisions is None else str(record_decisions),
             further=vllm_arguments,
         )
         launch.check_devices()
@@ -141,6 +151,8 @@ def serve(
     serving = Serving(
         choice=choice,
         prefill_s=prefill_s,
+        profile=profile,
+        decisions=record_decisions,
         options=RouterOptions(max_inflight=max_inflight or 2048 * num_ranks, api_keys=keys),
         launch=launch,
         urls=urls,
@@ -153,6 +165,13 @@ def serve(
         on_policy_error=PolicyErrors(),
     )
     return run_server(serving)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot create --record-decisions '{folder}': {error.strerror}") from None
 
 
 def require_server_packages(*, needs_vllm: bool) -> None:
