@@ -1,25 +1,25 @@
-"""Seconds on a (size, k) grid: steps where graphs were captured, straight lines between points, slopes beyond."""
+"""Seconds on a (size, k) grid: steps where graphs were captured, straight lines between points, a law beyond."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
+
+from simmoe.profiles.beyond import AlongRooflines, Beyond, Rooflines, StraightOn
 
 
 class _Row(NamedTuple):
     """The grid at one k, ready to be asked."""
 
     captured: list[float]
-    """[num_captured] seconds at each captured size."""
+    """[num_within] seconds at each captured size within the measured ones."""
     saved: list[float]
-    """[num_captured] seconds each token fewer than the captured size saves, down to the captured size before."""
+    """[num_within] seconds each token fewer than the captured size saves, down to the captured size before."""
     seconds: list[float]
     """[num_sizes] seconds at each measured size."""
-    slope_s: float
-    """Seconds a token beyond the last size."""
 
 
 class Grid:
@@ -38,6 +38,8 @@ class Grid:
         captured: [num_captured] ascending sizes graphs were captured at; may be empty.
         real_share: (captured size, share of what it costs above the one before that real tokens cost) rows, each share
             in 0..1; linear between rows, flat outside them.
+        rooflines: called the first time something beyond the grid is asked for; returns None where the card is not
+            known.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Grid:
         seconds: Sequence[Sequence[float]],
         captured: Sequence[int],
         real_share: Sequence[tuple[int, float]] = ((1, 0.0),),
+        rooflines: Callable[[], Rooflines | None] | None = None,
     ) -> None:
         self.sizes = list(sizes)
         self.ks = list(ks)
@@ -54,8 +57,6 @@ class Grid:
         self.largest_captured = self.captured[-1] if self.captured else 0
         # columns[j][i] is the seconds at ks[j] and sizes[i].
         self._columns = [[float(row[j]) for row in seconds] for j in range(len(self.ks))]
-        self._size_slopes = list(accumulate((_slope_beyond(self.sizes, c) for c in self._columns), max))
-        self._k_slopes = list(accumulate((_slope_beyond(self.ks, row) for row in seconds), max))
         self._shares = [interpolated(real_share, size) for size in self.captured]
         self._rows: dict[int, _Row] = {}
         # Sizes in first_size..last_size run at a size within the measured ones.
@@ -67,16 +68,27 @@ class Grid:
             i = bisect_right(self.captured, last)
             last = self.captured[i - 1] if i else 0
         self.first_size, self.last_size = first, last
+        self._last_padded = min(self.largest_captured, last)
+        self._within = self.captured[: bisect_right(self.captured, self.sizes[-1])]
+        self._rooflines = rooflines
+        self._beyond: Beyond | None = None
+        # (size, k) beyond the last size -> seconds.
+        self._outside: dict[tuple[int, int], float] = {}
 
     def seconds(self, size: int, k: int) -> float:
         """Return the seconds at a size >= 1 and a k >= 1."""
         row = self._rows.get(k)
         if row is None:
             row = self._rows[k] = self._row(k)
-        if size <= self.largest_captured:
+        if size <= self._last_padded:
             i = bisect_left(self.captured, size)
             return row.captured[i] - row.saved[i] * (self.captured[i] - size)
-        return self._between(size, row.seconds, row.slope_s)
+        if size <= self.last_size:
+            return self._between(size, row.seconds)
+        seconds = self._outside.get((size, k))
+        if seconds is None:
+            seconds = self._outside[size, k] = self._past_the_last(size, k, row)
+        return seconds
 
     def runs_at(self, size: int) -> int:
         """Return the size that runs: the next captured one, or itself above them."""
@@ -94,30 +106,49 @@ class Grid:
         ks, columns = self.ks, self._columns
         j = bisect_left(ks, k)
         if j == len(ks):
-            beyond = k - ks[-1]
-            seconds = [s + slope * beyond for s, slope in zip(columns[-1], self._k_slopes, strict=True)]
-            slope_s = self._size_slopes[-1] + _slope_beyond(self.sizes, self._k_slopes) * beyond
+            seconds = self._law().at_k(k)
         elif j == 0 or ks[j] == k:
-            seconds, slope_s = columns[j], self._size_slopes[j]
+            seconds = columns[j]
         else:
             share = (k - ks[j - 1]) / (ks[j] - ks[j - 1])
             seconds = [low + (high - low) * share for low, high in zip(columns[j - 1], columns[j], strict=True)]
-            slope_s = self._size_slopes[j - 1] + (self._size_slopes[j] - self._size_slopes[j - 1]) * share
-        at = [self._between(size, seconds, slope_s) for size in self.captured]
+        at = [self._between(size, seconds) for size in self._within]
         saved = [0.0, *(high - low for low, high in pairwise(at))][: len(at)]
         widths = [1, *(high - low for low, high in pairwise(self.captured))]
         saved = [share * s / width for share, s, width in zip(self._shares, saved, widths, strict=False)]
-        return _Row(at, saved, seconds, slope_s)
+        return _Row(at, saved, seconds)
 
-    def _between(self, size: int, seconds: list[float], slope_s: float) -> float:
+    def _between(self, size: int, seconds: list[float]) -> float:
+        """Return the seconds at a size no larger than the last."""
         sizes = self.sizes
         i = bisect_left(sizes, size)
-        if i == len(sizes):
-            return seconds[-1] + slope_s * (size - sizes[-1])
         if i == 0:
             return seconds[0]
         low, high = seconds[i - 1], seconds[i]
         return low + (high - low) * ((size - sizes[i - 1]) / (sizes[i] - sizes[i - 1]))
+
+    def _past_the_last(self, size: int, k: int, row: _Row) -> float:
+        """Return the seconds at a size that runs at one beyond the last."""
+        i = bisect_left(self.captured, size)
+        if i == len(self.captured):
+            return self._law().at_size(size, k)
+        high = self._law().at_size(self.captured[i], k)
+        if i == 0:
+            return high
+        below = self.captured[i - 1]
+        low = row.captured[i - 1] if i <= len(self._within) else self._law().at_size(below, k)
+        return high - self._shares[i] * (high - low) / (self.captured[i] - below) * (self.captured[i] - size)
+
+    def _law(self) -> Beyond:
+        if self._beyond is None:
+            rows = list(zip(*self._columns, strict=True))
+            rooflines = self._rooflines() if self._rooflines else None
+            self._beyond = (
+                StraightOn(self.sizes, self.ks, rows)
+                if rooflines is None
+                else AlongRooflines(self.sizes, self.ks, rows, rooflines)
+            )
+        return self._beyond
 
 
 def interpolated(rows: Sequence[tuple[int, float]], size: int) -> float:
@@ -130,11 +161,3 @@ def interpolated(rows: Sequence[tuple[int, float]], size: int) -> float:
         return high
     low_size, low = rows[i - 1]
     return low + (high - low) * ((size - low_size) / (high_size - low_size))
-
-
-def _slope_beyond(xs: Sequence[int], ys: Sequence[float]) -> float:
-    """Return the mean slope over the last doubling: from one point to the next it would be mostly noise."""
-    if len(xs) == 1:
-        return 0.0
-    i = max(bisect_right(xs, xs[-1] // 2) - 1, 0)
-    return (ys[-1] - ys[i]) / (xs[-1] - xs[i])

@@ -16,12 +16,14 @@ negative and none falls as any part of the shape grows, so neither does the sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from simmoe.profiles.beyond import Rooflines
 from simmoe.profiles.grid import Grid, interpolated
 from simmoe.profiles.shape import DecodeLine, StepParts, StepShape
-from simmoe.profiles.table import HostShare, StepTable
+from simmoe.profiles.table import GridTable, HostShare, StepTable
 
 #: T(n, k) is asked without saying how many prompts the n tokens are; prompts of this length are assumed.
 PROMPT_TOKENS = 1024
@@ -44,19 +46,23 @@ class Surfaces(NamedTuple):
     @classmethod
     def of(cls, table: StepTable) -> Surfaces:
         """Prepare a table."""
+
+        def grid(points: GridTable, real_share: Sequence[tuple[int, float]], *, decode: bool) -> Grid:
+            rooflines = partial(_rooflines, table, decode=decode)
+            return Grid(points.sizes, points.ks, points.seconds, table.captured_sizes, real_share, rooflines)
+
         return cls(
-            Grid(
-                table.prefill.sizes,
-                table.prefill.ks,
-                table.prefill.seconds,
-                table.captured_sizes,
-                table.real_share.prefill,
-            ),
-            Grid(
-                table.decode.sizes, table.decode.ks, table.decode.seconds, table.captured_sizes, table.real_share.decode
-            ),
+            grid(table.prefill, table.real_share.prefill, decode=False),
+            grid(table.decode, table.real_share.decode, decode=True),
             table,
         )
+
+
+def _rooflines(table: StepTable, *, decode: bool) -> Rooflines | None:
+    """Return the rooflines of a table's steps; counting a step's work takes scipy, so only where one is asked for."""
+    from simmoe.profiles.estimating.scaling import rooflines_of
+
+    return rooflines_of(table, decode=decode)
 
 
 class ProfileStepCost:

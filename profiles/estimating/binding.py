@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from simmoe.errors import DataError
-from simmoe.profiles.estimating.cards import CARDS
+from simmoe.profiles.estimating.cards import CARDS, Card
 from simmoe.profiles.estimating.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism, alike_of, step_work
 from simmoe.profiles.models import ModelShape, model_shape, published_models, read_model, split_config
 from simmoe.profiles.shape import StepShape
@@ -57,19 +57,31 @@ def roofline_of(table: StepTable, ceilings: tuple[float, float] | None = None) -
         table: its provenance names model and card.
         ceilings: (FLOP/s, byte/s) measured on one such card, to be taken instead of its datasheet's.
     """
-    estimate, runs = table.provenance.get("estimate"), table.provenance.get("runs", [])
-    if not (estimate or runs):
-        return None
-    of, driver_name = (estimate, estimate["card"]["driver_name"]) if estimate else (runs[0], runs[0]["card"])
-    named = measured_model(of)
-    card = next((card for card in CARDS.values() if card.driver_name == driver_name), None)
-    if named is None or card is None:
+    of, card = _source(table), table_card(table)
+    named = measured_model(of) if of else None
+    if of is None or named is None or card is None:
         return None
     parallel = parallelism(of)
     flop_s, byte_s = ceilings or (card.bf16_flop_s, card.memory_byte_s)
     source = "measured ceilings" if ceilings else "datasheet rates"
     source = f"{source} of {parallel.num_cards} cards" if parallel.num_cards > 1 else source
     return Roofline(named[1], flop_s, byte_s, source, table.k_granularity, parallel, routed_alike(of))
+
+
+def table_card(table: StepTable) -> Card | None:
+    """Return the card a table was measured on or estimated for; None where its datasheet is not known."""
+    of = _source(table)
+    if of is None:
+        return None
+    driver_name = of["card"]["driver_name"] if table.provenance.get("estimate") else of["card"]
+    return next((card for card in CARDS.values() if card.driver_name == driver_name), None)
+
+
+def _source(table: StepTable) -> dict[str, Any] | None:
+    """Return what a table says of its model and card: its estimate, or its first run."""
+    runs: list[dict[str, Any]] = table.provenance.get("runs", [])
+    estimate: dict[str, Any] | None = table.provenance.get("estimate")
+    return estimate or (runs[0] if runs else None)
 
 
 def routed_alike(run: Mapping[str, Any]) -> bool:

@@ -137,7 +137,7 @@ def step_work(
     alike = 0.0 if decode else alike
     distinct = distinct_experts(model.num_experts, n, k, alike)
     if parallel.expert_parallel:
-        distinct = distinct + cards * _excess(model.num_experts, distinct, cards)
+        distinct = np.minimum(distinct + cards * _excess(model.num_experts, distinct, cards), model.num_experts)
     link_elements, exchanges = _exchanged(model, n, sampled, cards)
     return StepWork(
         dense_flop=2 * n * dense_weights,

@@ -247,6 +247,19 @@ def test_the_card_with_most_of_the_experts_touched_decides(n: int, k: int, cards
     assert work.expert_bytes[0] == pytest.approx(2 * 16 * most * model.expert_weights, rel=0.03)
 
 
+@given(
+    st.integers(1, 20_000), st.integers(1, 20_000), st.integers(1, 32), st.integers(1, 32), st.sampled_from([2, 4, 8])
+)
+def test_no_card_reads_more_experts_than_it_holds_nor_fewer_for_more_tokens(
+    n: int, more_n: int, k: int, more_k: int, cards: int
+) -> None:
+    model, parallel = model_shape(OLMOE.config), Parallelism(cards, expert_parallel=True)
+    held = 2 * model.num_moe_layers * model.num_experts * model.expert_weights / cards
+    ns, ks = [n, max(n, more_n)], [k, max(k, more_k)]
+    less, more = step_work(model, ns, ks, decode=True, parallel=parallel).expert_bytes
+    assert less <= more * (1 + 1e-12) and more <= held * (1 + 1e-12)
+
+
 def test_what_passes_between_cards_is_learned_from_tables_of_several(measured: list[MeasuredModel]) -> None:
     truth = replace(learn_from(measured).device, link=0.4, exchange_s=2.5e-5)
     grids = []
