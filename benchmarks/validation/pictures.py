@@ -10,6 +10,7 @@ import numpy as np
 from compared import Compared
 from plan import POLICIES
 
+from simmoe.analysis.compare import ttft_refusal
 from simmoe.analysis.metrics import request_latencies
 from simmoe.analysis.picture import picture
 from simmoe.records import RunRecord
@@ -19,7 +20,8 @@ _PANELS = (("ttft", "mean", "mean TTFT, ms"), ("ttft", "p99", "p99 TTFT, ms"), (
 
 
 def draw_loads(path: Path, runs: Sequence[Compared]) -> None:
-    """Draw latencies over offered load, a line a system simulated, its live runs as dots."""
+    """Draw latencies over offered load, a line a system simulated, its live runs as dots; no TTFT that is not to be
+    reported."""
     with picture(path, (11.0, 3.6)) as figure:
         for axes, (metric, statistic, title) in zip(figure.subplots(1, 3), _PANELS, strict=True):
             for system, colour in _COLOURS.items():
@@ -47,6 +49,8 @@ def draw_distributions(path: Path, runs: Sequence[Compared]) -> None:
                 continue
             for axes, metric in zip(row, ("ttft", "tpot"), strict=False):
                 for record, style in ((run.simulated, "-"), (run.live, "--")):
+                    if metric == "ttft" and ttft_refusal(record):
+                        continue
                     values = np.sort(1e3 * request_latencies(record.requests)[metric])
                     values = values[~np.isnan(values)]
                     label = "simulated" if style == "-" else "live"
@@ -60,6 +64,8 @@ def draw_distributions(path: Path, runs: Sequence[Compared]) -> None:
 
 
 def _statistic(record: RunRecord, metric: str, statistic: str) -> float:
+    if metric == "ttft" and ttft_refusal(record):
+        return float("nan")
     values = request_latencies(record.requests)[metric]
     return float(np.nanmean(values) if statistic == "mean" else np.nanpercentile(values, float(statistic[1:])))
 

@@ -9,9 +9,10 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,3 +197,33 @@ def test_without_a_queue_a_bias_in_the_steps_is_one_in_tpot(
     (ttft, _), _, (tpot, error) = magnification.grows_by(experiment, load_profile(PROFILE), "vllm", 1e-4, seeds=(0, 1))
     assert tpot == pytest.approx(1, abs=1e-6) and error < 1e-6
     assert 0.5 < ttft < 1  # the front end's part of it does not grow
+
+
+def test_a_ttft_that_is_not_to_be_reported_is_in_no_picture(
+    module: Callable[[str], ModuleType], live: RunRecord, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from matplotlib.figure import Figure
+
+    pictures, drawn = module("pictures"), []
+
+    @contextmanager
+    def keep(_path: Path, size: tuple[float, float]) -> Iterator[Figure]:
+        drawn.append(Figure(size))
+        yield drawn[-1]
+
+    monkeypatch.setattr(pictures, "picture", keep)
+    late = replace(live, manifest=live.manifest | {"send_lag": {"ttft_reported": False}})
+    system = next(iter(pictures.POLICIES))
+    runs = [
+        SimpleNamespace(cell=SimpleNamespace(system=system, rate=rate), simulated=live, live=record)
+        for rate, record in ((30.0, live), (40.0, late))
+    ]
+    pictures.draw_loads(tmp_path / "loads.png", runs)
+    pictures.draw_distributions(tmp_path / "distributions.png", runs)
+    loads, distributions = drawn
+    dots = [next(line for line in axes.lines if line.get_label() == f"{system}, live") for axes in loads.axes]
+    assert [list(np.isnan(line.get_ydata())) for line in dots] == [[False, True], [False, True], [False, False]]
+    assert [len(axes.lines) for axes in distributions.axes[:2]] == [
+        1,
+        2,
+    ]  # TTFT of the simulated run alone; TPOT of both
