@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from simmoe.cli import run as cli
+from simmoe.live.server.route_decisions import Built, RouteRecording
 from tests.support.deployment import IN_TIME_S, NOTICED_S, Deployment, Stream, completion, deployed, wait_for
 
 pytestmark = [
@@ -534,3 +536,27 @@ def test_engines_elsewhere_are_watched_too(tmp_path: Path, flags: tuple[str, ...
         wait_for(lambda: deployment.ask("GET", "/health")[0] == 503, "nobody is up")
         assert deployment.complete()[0] == 503
         assert deployment.stop() == 0
+
+
+def test_what_the_policy_is_asked_is_recorded_over_a_replica_s_death(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And replayed, for the ranks it was built for each time; a second server in the folder keeps the first one's."""
+    arguments = ["tests.support.stub_serving", "--policy", "lanes,window=0", "--record-decisions", str(tmp_path)]
+    with deployed(tmp_path / "first.log", arguments) as first:
+        for i in range(12):
+            assert first.complete(vllm_xargs={"simmoe_k": 1 + i % 8})[0] == 200
+        first.kill(0, partial(os.kill, first.replica_pid(0), signal.SIGKILL))
+        for i in range(12):
+            assert first.complete(vllm_xargs={"simmoe_k": 1 + i % 8})[0] == 200
+        num_attempts = sum(int(first.metric("simmoe_routed_total", rank=str(rank))) for rank in range(2))
+        assert first.stop() == 0
+    with deployed(tmp_path / "second.log", arguments) as second:
+        assert second.complete()[0] == 200
+        assert second.stop() == 0
+    path = tmp_path / "decisions-route.1.jsonl"
+    built = [event.ranks for event in RouteRecording(path).events() if isinstance(event, Built)]
+    assert [0, 1] in built and [1] in built
+    for name, calls in ((path.name, num_attempts), ("decisions-route.jsonl", 1)):
+        assert cli(["policies", "check", "lanes,window=0", "--replay", str(tmp_path / name)]) == 0
+        assert f" answers {calls} calls as 'lanes,window=0' did" in capsys.readouterr().out

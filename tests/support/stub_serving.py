@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from simmoe.commands.serve import LOG_FORMAT, PolicyErrors
@@ -52,11 +53,13 @@ def main() -> int:
     parser.add_argument("--max-inflight", type=int, default=64)
     parser.add_argument("--api-key", action="append", default=[])
     parser.add_argument("--broken", action="store_true")
+    parser.add_argument("--record-decisions", type=Path)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     serving = Serving(
         choice=parse_policy(args.policy),
         prefill_s=lambda n, k: n * k * 1e-6,
+        decisions=args.record_decisions,
         options=RouterOptions(max_inflight=args.max_inflight, api_keys=args.api_key),
         launch=StubLaunch(args.replicas, args.broken),
         port=0,

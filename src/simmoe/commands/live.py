@@ -73,7 +73,7 @@ def live() -> None:
 @click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
 @click.option("--default-k", type=int, help="Budget of a request that names none.  [default: the largest]")
-@click.option("--record-decisions", is_flag=True, help="Keep every view and plan beside the record, to replay.")
+@click.option("--record-decisions", is_flag=True, help="Keep all that policies saw and answered beside the record.")
 @slo_options
 @click.option(
     "--out", metavar="DIR", callback=refuse_empty, help="Folder of the run record.  [default: print the summary alone]"
