@@ -9,7 +9,7 @@ from typing import Any
 
 from simmoe.errors import LiveError, did_you_mean
 
-_KINDS = {str: "text", int: "an integer", bool: "true or false", tuple: "a list of integers"}
+_KINDS = {str: "text", int: "an integer", bool: "true or false", float: "a number", tuple: "a list of integers"}
 
 
 def read_options(cls: type, key: str, given: Any) -> dict[str, Any]:
@@ -35,6 +35,8 @@ def _read(value: Any, field: Field[Any], key: str) -> Any:
     kind = type(field.default)
     if kind is tuple and isinstance(value, list | tuple) and all(_is_integer(item) for item in value):
         return tuple(map(int, value))
+    if kind is float and _is_integer(value):
+        return float(value)
     if type(value) is not kind or kind is tuple:
         raise LiveError(f"additional_config['{key}']['{field.name}'] is {value!r}; it must be {_KINDS[kind]}")
     return value

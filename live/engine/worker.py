@@ -22,7 +22,7 @@ def set_k(vllm_config: Any, k: int) -> None:
 
 
 def install() -> None:
-    """Make workers apply ``SchedulerOutput.simmoe_k`` before each step. Idempotent."""
+    """Make workers apply ``SchedulerOutput.simmoe_k`` before each step, and tell what they captured. Idempotent."""
     from vllm.v1.worker.gpu_worker import Worker
 
     original = Worker.execute_model
@@ -40,8 +40,13 @@ def install() -> None:
             self.simmoe_k = k
         return original(self, scheduler_output, *args, **kwargs)
 
+    def simmoe_captured_graphs(self: Any) -> Any:
+        banks = getattr(self.model_runner, "simmoe_banks", None)
+        return None if banks is None else tuple(banks.captured)
+
     execute_model.simmoe = True  # type: ignore[attr-defined]
     Worker.execute_model = execute_model
+    Worker.simmoe_captured_graphs = simmoe_captured_graphs
     _keep_moe_opaque_on_cpu()
 
 

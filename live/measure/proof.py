@@ -14,12 +14,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from simmoe.errors import LiveError
 from simmoe.live.measure.engine import MeasuredEngine, Prompt
 
 FloatArray = npt.NDArray[np.float64]
 
 NUM_PROBE_TOKENS = 64
 NUM_OUTPUT_TOKENS = 4
+
+
+async def check_captured(engine: MeasuredEngine) -> None:
+    """Make sure that graphs were captured at every budget that is to be measured.
+
+    Raises:
+        LiveError: some were left out for want of memory.
+    """
+    told, asked = await engine.call("captured_graphs"), list(engine.setup.captured_ks)
+    if engine.captured_sizes and told["captured_ks"] != asked:
+        raise LiveError(
+            f"graphs were captured at k = {told['captured_ks']}, not at all of {asked}: they took {told['graph_gib']} "
+            f"of at most {told['graph_memory_gib']} GiB; measure fewer budgets, or smaller steps"
+        )
 
 
 async def probe(

@@ -12,6 +12,7 @@ from typing import Any
 
 from simmoe.live.engine.device_clock import DeviceTimes
 from simmoe.live.engine.steps import StepRecord, TimedSteps
+from simmoe.live.engine.transport import told_k_running
 
 STATE_PATH = "/simmoe/state"
 STEPS_PATH = "/simmoe/steps"
@@ -24,8 +25,11 @@ class EngineCounts:
         self._engine = engine
         self.num_running = 0
         self.kv_used = 0.0
+        self.k_running: int | None = None
+        """The largest budget that runs; None: the engine does not tell."""
         self._stalled_s = 0.0
         self._asked_s = time.monotonic()
+        self._captured: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, engine: Any) -> EngineCounts:
@@ -45,6 +49,26 @@ class EngineCounts:
         counts = cls(engine)
         manager.stat_loggers.append(counts)
         return counts
+
+    async def captured_graphs(self) -> dict[str, Any]:
+        """Return what graphs the engine has, see ``BudgetMixin.captured_graphs``; it is asked once.
+
+        Those of an engine whose scheduler is none of simmoe's are all of the largest budget.
+        """
+        if self._captured is None:
+            from vllm.config.compilation import CUDAGraphMode
+
+            from simmoe.live.engine.transport import follows_budgets, model_k_max
+
+            config = self._engine.vllm_config
+            if follows_budgets(config):
+                core = self._engine.engine_core
+                self._captured = await core.call_utility_async("simmoe_scheduler", "captured_graphs", [])
+            elif config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
+                self._captured = {"captured_ks": [model_k_max(config)]}
+            else:
+                self._captured = {"captured_ks": []}
+        return self._captured
 
     @property
     def num_waiting(self) -> int:
@@ -69,6 +93,7 @@ class EngineCounts:
         if scheduler_stats is not None:
             self.num_running = scheduler_stats.num_running_reqs
             self.kv_used = scheduler_stats.kv_cache_usage
+            self.k_running = told_k_running(scheduler_stats)
 
     def __getattr__(self, name: str) -> Any:
         """Ignore whatever else a stat logger may be told."""
@@ -77,23 +102,26 @@ class EngineCounts:
         raise AttributeError(name)
 
 
-def engine_state(engine: Any) -> dict[str, Any]:
-    """Return the counts and limits of an ``AsyncLLM``, as plain data."""
-    from vllm.config.compilation import CUDAGraphMode
+async def engine_state(engine: Any) -> dict[str, Any]:
+    """Return the counts and limits of an ``AsyncLLM``, as plain data.
+
+    Raises:
+        LiveError: the engine keeps no statistics.
+    """
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
     from simmoe.live.engine.transport import EngineOptions
 
     config, counts = engine.vllm_config, EngineCounts.of(engine)
-    options = EngineOptions.of(config)
-    compilation = config.compilation_config
-    has_graphs = compilation.cudagraph_mode != CUDAGraphMode.NONE
+    options, graphs = EngineOptions.of(config), await counts.captured_graphs()
+    sizes = config.compilation_config.cudagraph_capture_sizes if graphs["captured_ks"] else ()
     worker = resolve_obj_by_qualname(config.parallel_config.worker_cls)
     return {
         "healthy": not engine.errored,
         "num_waiting": counts.num_waiting,
         "num_running": counts.num_running,
         "kv_used": counts.kv_used,
+        "k_running": counts.k_running,
         "stalled_s": counts.stalled_s(),
         "k_max": options.k_max,
         "default_k": options.default_k,
@@ -106,8 +134,9 @@ def engine_state(engine: Any) -> dict[str, Any]:
         "num_gpu_blocks": config.cache_config.num_gpu_blocks,
         "vocab_size": config.model_config.get_vocab_size(),
         "max_model_len": config.model_config.max_model_len,
-        "captured_ks": list(options.captured_ks) if has_graphs else [],
-        "captured_sizes": sorted(compilation.cudagraph_capture_sizes) if has_graphs else [],
+        **graphs,
+        "uncaptured_k": options.uncaptured_k,
+        "captured_sizes": sorted(sizes),
         "device_clock": hasattr(worker, "drain_device_times"),
         "hosts_policy": hasattr(config.scheduler_config.get_scheduler_cls(), "policy_stats"),
         "monotonic_s": time.monotonic(),
@@ -128,7 +157,7 @@ class StateEndpoint:
             await self._app(scope, receive, send)
             return
         engine = scope["app"].state.engine_client
-        answer: Any = engine_state(engine)
+        answer: Any = await engine_state(engine)
         if path == STEPS_PATH:
             answer["steps"] = await self._drain_steps(engine, has_device_clock=answer["device_clock"])
             if answer["hosts_policy"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,11 +51,12 @@ def warm_up_batches(facts: Mapping[str, Any], *, is_gpu: bool) -> Iterator[list[
         is_gpu: whether it runs on a GPU, where a budget without graphs has kernels of its own.
     """
     largest, longest, k_max = facts["max_num_batched_tokens"], facts["max_model_len"] - _OUTPUT_TOKENS, facts["k_max"]
-    sizes = {*(1 << power for power in range((largest - 1).bit_length())), largest}
-    if is_gpu:  # Triton compiles one kernel for arguments divisible by 16 and another for those that are not
-        unpadded = max(facts["captured_sizes"], default=0) + 1
-        sizes |= {size - 1 for size in sizes if size % 2 == 0 and size > unpadded}
-    for k in facts["captured_ks"] or range(1 if is_gpu else k_max, k_max + 1):
+    classes = {*(1 << power for power in range((largest - 1).bit_length())), largest}
+    for k in _step_ks(facts, is_gpu=is_gpu):
+        sizes = set(classes)
+        if is_gpu:  # Triton compiles one kernel for arguments divisible by 16 and another for those that are not
+            padded = max(facts["captured_sizes"], default=0) if k in facts["captured_ks"] else 0
+            sizes |= {size - 1 for size in sizes if size % 2 == 0 and size > padded + 1}
         for size in sorted(sizes):
             num_prompts = -(-size // longest)  # one, unless that is longer than the model takes
             lengths = (size // num_prompts + (i < size % num_prompts) for i in range(num_prompts))
@@ -64,6 +65,15 @@ def warm_up_batches(facts: Mapping[str, Any], *, is_gpu: bool) -> Iterator[list[
     fit = (facts["num_gpu_blocks"] - 1) // (1 + 2 * short // facts["block_size"])
     size = min(facts["max_num_seqs"], max(1, fit), *(() if is_gpu else (_LARGEST_CPU_BATCH,)))
     yield [WarmUp(short, short, 1 + i % k_max) for i in range(size)]
+
+
+def _step_ks(facts: Mapping[str, Any], *, is_gpu: bool) -> Sequence[int]:
+    """Return the budgets that steps may run at, as far as kernels differ by them."""
+    if not is_gpu:
+        return (facts["k_max"],)
+    if facts["uncaptured_k"] == "next" and facts["captured_ks"]:
+        return list(facts["captured_ks"])
+    return range(1, facts["k_max"] + 1)
 
 
 def random_prompt(num_tokens: int, vocab_size: int) -> list[int]:

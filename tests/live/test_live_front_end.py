@@ -84,10 +84,12 @@ class StandIn:
 async def conversation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Engine, StandIn, Callable[[], None]]]:
     """Yield the run's end, vLLM's stand-in at the other end, and what cuts the line."""
     stand_in = StandIn()
-    counts = SimpleNamespace(num_waiting=1, num_running=2, kv_used=0.5)
-    monkeypatch.setattr(
-        "simmoe.live.driving.front_end.engine_state", lambda llm: {"device_clock": False, "hosts_policy": False}
-    )
+    counts = SimpleNamespace(num_waiting=1, num_running=2, kv_used=0.5, k_running=3)
+
+    async def state(llm: StandIn) -> dict[str, bool]:
+        return {"device_clock": False, "hosts_policy": False}
+
+    monkeypatch.setattr("simmoe.live.driving.front_end.engine_state", state)
     monkeypatch.setattr("simmoe.live.driving.front_end.EngineCounts", SimpleNamespace(of=lambda llm: counts))
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=theirs, limit=LINE_BYTES)
@@ -150,7 +152,7 @@ def test_counts_say_how_many_requests_they_know_of(monkeypatch: pytest.MonkeyPat
             heard: asyncio.Queue[tuple[Counts, int]] = asyncio.Queue()
             await engine.send(Life(0), [5], 1, 1)
             engine.on_counts = lambda counts, number: heard.put_nowait((counts, number))
-            assert await heard.get() == (Counts(1, 2, 0.5), 1)
+            assert await heard.get() == (Counts(1, 2, 0.5, 3), 1)
 
     asyncio.run(run())
 

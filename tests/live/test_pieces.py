@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -41,13 +42,18 @@ from simmoe.profiles.shape import StepShape
 
 
 def test_options_name_what_is_wrong() -> None:
-    assert EngineOptions(k_max=8).captured_ks == (8,)
+    assert EngineOptions(k_max=8).captured_ks == tuple(range(1, 9))
     assert EngineOptions(k_max=8).default_k == 8
     with pytest.raises(LiveError, match="default_k is 9; this model takes 1 to 8"):
         EngineOptions(k_max=8, default_k=9)
     for ks in ((4, 2, 8), (2, 4), (0, 8), (2, 2, 8)):
         with pytest.raises(LiveError, match="captured_ks"):
             EngineOptions(k_max=8, captured_ks=ks)
+    for gib in (-1.0, math.inf, math.nan):
+        with pytest.raises(LiveError, match="graph_memory_gib is"):
+            EngineOptions(k_max=8, graph_memory_gib=gib)
+    with pytest.raises(LiveError, match="uncaptured_k is 'above'; it must be one of eager, next"):
+        EngineOptions(k_max=8, uncaptured_k="above")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +69,8 @@ def test_options_name_what_is_wrong() -> None:
         ({"captured_ks": 8}, "['captured_ks'] is 8; it must be a list of integers"),
         ({"captured_ks": ["8"]}, "['captured_ks'] is ['8']; it must be a list of integers"),
         ({"captured_ks": None}, "['captured_ks'] is None; it must be a list of integers"),
+        ({"graph_memory_gib": "4"}, "['graph_memory_gib'] is '4'; it must be a number"),
+        ({"graph_memory_gib": True}, "['graph_memory_gib'] is True; it must be a number"),
     ],
 )
 def test_what_vllms_configuration_says_of_simmoe_is_read_strictly(options: Any, message: str) -> None:
@@ -74,14 +82,8 @@ def test_what_vllms_configuration_says_of_simmoe_is_read_strictly(options: Any, 
         EngineOptions.of(config)
     config.additional_config = {"simmoe": {"captured_ks": [2, 8], "default_k": 2}}
     assert EngineOptions.of(config) == EngineOptions(8, 2, (2, 8))
-
-
-@given(st.integers(1, 32))
-def test_executed_budget_is_never_below_the_one_asked(k: int) -> None:
-    executed = EngineOptions(k_max=32, captured_ks=CAPTURED_KS).captured_at_least(k)
-    assert executed >= k
-    assert executed in CAPTURED_KS
-    assert not any(k <= captured < executed for captured in CAPTURED_KS)
+    config.additional_config = {"simmoe": {"graph_memory_gib": 4}}
+    assert EngineOptions.of(config) == EngineOptions(8, graph_memory_gib=4.0)
 
 
 def test_a_request_without_a_budget_gets_the_default() -> None:
