@@ -43,6 +43,14 @@ def describe_extrapolation(extrapolated: Mapping[str, int]) -> str:
     return f"note: the profile was asked outside its measured grid and extrapolated ({points})"
 
 
+def describe_extrapolated_cells(cells: Mapping[str, int]) -> str:
+    """Say in one line in how many of a command's simulations that was so, by what lay outside; empty if in none."""
+    if not cells:
+        return ""
+    numbers = ", ".join(f"{name} in {count} cells" for name, count in cells.items())
+    return f"note: the profile was asked outside its measured grid and extrapolated: {numbers}"
+
+
 def versions() -> dict[str, str]:
     """Return the versions that decide a simulation's numbers, for the manifest."""
     return {

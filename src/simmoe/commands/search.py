@@ -17,7 +17,7 @@ from simmoe.commands.deployment_options import (
     take_deployment,
     take_slo,
 )
-from simmoe.commands.notes import describe_caching, describe_profile, describe_trace
+from simmoe.commands.notes import describe_caching, describe_extrapolated_cells, describe_profile, describe_trace
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.searching.capacity import CapacitySearch
 from simmoe.commands.searching.objective import DEFAULT_STATISTIC, STATISTICS, Objective
@@ -139,7 +139,12 @@ def search(
         )
         try:
             found = _search(capacity, list(choices), baseline_of(choices), seeds, variation, trials)
-            about = {"profile": {"name": deployment.profile.name, "status": deployment.profile.status}}
+            outside = dict(sorted(capacity.extrapolated_in.items()))
+            about = {
+                "profile": {"name": deployment.profile.name, "status": deployment.profile.status},
+                "cells": capacity.num_cells,
+                "extrapolated_in_cells": outside,
+            }
             paths = write_report(store, found, inputs, about)
         except KeyboardInterrupt:
             progress.close()
@@ -148,6 +153,8 @@ def search(
         finally:
             progress.close()
     print_table(found, f"Highest rate at which {objective}: {_title(spec, deployment)}", _note(found, seeds))
+    if note := describe_extrapolated_cells(outside):
+        click.echo(note, err=True)
     click.echo(f"Files in {paths[0].parent}: {', '.join(path.name for path in paths)}")
     return 0
 

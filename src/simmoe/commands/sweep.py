@@ -17,7 +17,7 @@ from simmoe.commands.deployment_options import (
     take_deployment,
     take_slo,
 )
-from simmoe.commands.notes import describe_caching, describe_profile, describe_trace
+from simmoe.commands.notes import describe_caching, describe_extrapolated_cells, describe_profile, describe_trace
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.sweeping.choices import DEFAULT_POLICIES, baseline_of, build_once, check_seeds, parse_choices
 from simmoe.commands.sweeping.executor import Executor
@@ -99,7 +99,8 @@ def _run(
     deployment: Deployment,
     choices: dict[str, PolicyChoice],
 ) -> int:
-    from simmoe.commands.sweeping.report import extrapolated, total_counts, write_report
+    from simmoe.commands.sweeping.cells import extrapolated_in
+    from simmoe.commands.sweeping.report import total_counts, write_report
     from simmoe.commands.sweeping.tables import print_tables
 
     with SweepStore(folder, study.inputs()) as store:
@@ -122,9 +123,8 @@ def _run(
         finally:
             progress.close()
     print_tables(result.grid, total_counts(result), goodput=bool(study.slo))
-    if outside := extrapolated(result):
-        cells = ", ".join(f"{name} in {count} cells" for name, count in outside.items())
-        click.echo(f"note: the profile was asked outside its measured grid and extrapolated: {cells}", err=True)
+    if note := describe_extrapolated_cells(extrapolated_in(cell for _, cell in result.cells)):
+        click.echo(note, err=True)
     click.echo(f"Files in {paths[0].parent}: {', '.join(path.name for path in paths)}")
     return 0
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from simmoe.commands.searching.bisection import Bisection
 from simmoe.commands.searching.objective import Objective
-from simmoe.commands.sweeping.cells import Cell, Metrics
+from simmoe.commands.sweeping.cells import Cell, Metrics, extrapolated_in
 from simmoe.commands.sweeping.executor import Executor
 from simmoe.commands.sweeping.gathering import gather
 from simmoe.commands.sweeping.progress import Progress
@@ -36,6 +37,8 @@ class CapacitySearch:
     progress: Progress
     num_cells: int = 0
     """Cells asked for so far."""
+    extrapolated_in: Counter[str] = field(default_factory=Counter)
+    """What lay outside the profile's grid -> in how many of them it did."""
 
     def saturation(self, policies: Sequence[str]) -> dict[str, float]:
         """Return each policy's saturation rate, measured offline at seed 0.
@@ -64,7 +67,9 @@ class CapacitySearch:
     def _gather(self, phase: str, cells: Sequence[Cell]) -> list[Metrics]:
         self.num_cells += len(cells)
         self.progress.start(phase, self.num_cells)
-        return [result.metrics for result in gather(cells, self.store, self.executor, self.progress)]
+        found = gather(cells, self.store, self.executor, self.progress)
+        self.extrapolated_in.update(extrapolated_in(found))
+        return [result.metrics for result in found]
 
     def _cell(self, policy: str, rate: float, seed: int) -> Cell:
         workload = replace(self.workload, rate=rate, seed=seed)

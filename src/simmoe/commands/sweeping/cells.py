@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -25,7 +27,7 @@ class CellResult(NamedTuple):
     metrics: Metrics
     """As :data:`simmoe.analysis.metrics.METRICS` lists them."""
     extrapolated: dict[str, int]
-    """Step-cost look-ups outside the profile's grid, by axis."""
+    """Distinct points asked of the profile outside its grid, by what lay outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ def run_cell(cell: Cell) -> CellResult:
     result = simulate(workload_of(cell.workload), cell.config, cost, policy.batch, policy.route)
     metrics = summarise(result.requests, [asdict(rank) for rank in result.ranks], result.end_s, cell.slo)
     return CellResult(metrics, dict(cost.extrapolated))
+
+
+def extrapolated_in(cells: Iterable[CellResult]) -> dict[str, int]:
+    """Return, by what lay outside the profile's grid, in how many cells it did."""
+    return dict(sorted(Counter(axis for cell in cells for axis, count in cell.extrapolated.items() if count).items()))
 
 
 @lru_cache(maxsize=4)

@@ -16,6 +16,7 @@ from simmoe.analysis.metrics import METRICS, PERCENTILES
 from simmoe.analysis.plots import plot_sweep
 from simmoe.analysis.stats import CONFIDENCE
 from simmoe.commands.notes import versions
+from simmoe.commands.sweeping.cells import extrapolated_in
 from simmoe.commands.sweeping.saturation import LOADS
 from simmoe.commands.sweeping.store import SweepStore
 from simmoe.commands.sweeping.study import Study, StudyResult
@@ -52,15 +53,6 @@ def total_counts(result: StudyResult) -> dict[str, int]:
     """Return requests by status over all cells of the grid, ``injected`` first."""
     names = [name for name in METRICS if name == "injected" or METRICS[name].startswith("requests that ended")]
     return {name: int(sum(cell.metrics[name] for _, cell in result.cells)) for name in names}
-
-
-def extrapolated(result: StudyResult) -> dict[str, int]:
-    """Return, by what lay outside the profile's grid, in how many cells it did."""
-    found: dict[str, int] = {}
-    for _, cell in result.cells:
-        for axis, count in cell.extrapolated.items():
-            found[axis] = found.get(axis, 0) + (count > 0)
-    return dict(sorted(found.items()))
 
 
 def _csv(grid: SweepGrid, profile_status: str) -> bytes:
@@ -103,7 +95,7 @@ def _manifest(study: Study, result: StudyResult, about: dict[str, Any]) -> dict[
         "saturation_per_s": dict(grid.saturation),
         "counts": total_counts(result),
         "cells": len(result.cells),
-        "extrapolated_in_cells": extrapolated(result),
+        "extrapolated_in_cells": extrapolated_in(cell for _, cell in result.cells),
         "confidence": CONFIDENCE,
         "percentiles": {"reported": list(PERCENTILES), "method": "linear interpolation (Hyndman-Fan type 7)"},
         "metrics": METRICS,
