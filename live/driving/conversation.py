@@ -131,7 +131,7 @@ class Engine:
             while line := await reader.readline():
                 what, *rest = json.loads(line)
                 if what == "counts":
-                    self.on_counts(Counts(*rest[:3]), rest[3])
+                    self.on_counts(Counts(*rest[0]), rest[1])
                 elif what == "up":
                     self._up.set_result(rest[0])
                 elif what == "down":

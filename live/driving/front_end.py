@@ -14,7 +14,7 @@ to it: ``["send", id, prompt, output_tokens, k]``         a request
 ``["call", id, method, arguments]``                       call the engine's scheduler
 ``["call_worker", id, method, arguments]``                call the engine's first worker
 from it: ``["up", facts]``, ``["down", reason]``          the engine has started, or has not
-``["counts", num_waiting, num_running, kv_used, number]`` every PUBLISH_INTERVAL_S; ``number`` of requests received
+``["counts", [num_waiting, ...], number]``                every PUBLISH_INTERVAL_S: ``Counts``; requests received
 ``["end", id, values]``                                   a request has ended: fields of ``Life``
 ``["answer", id, value, error]``                          what a call returned
 ``["dead"]``                                              before an answer or an end: the engine has died
@@ -148,7 +148,8 @@ class FrontEnd:
     async def _publish(self) -> None:
         counts = EngineCounts.of(self._llm)
         while True:
-            self._tell("counts", counts.num_waiting, counts.num_running, counts.kv_used, self._num_received)
+            told = (counts.num_waiting, counts.num_running, counts.kv_used, counts.k_running)
+            self._tell("counts", told, self._num_received)
             await asyncio.sleep(PUBLISH_INTERVAL_S)
 
     def _tell_death(self) -> None:

@@ -30,6 +30,8 @@ class Counts(NamedTuple):
     num_running: int = 0
     kv_used: float = 0.0
     """Share of KV blocks in use, 0..1."""
+    k_running: int | None = None
+    """The largest budget that runs; None: it does not tell."""
 
 
 class Ticket(NamedTuple):
@@ -54,6 +56,11 @@ class _Rank:
         """Of those, sent before the last publication was asked for."""
         self.inflight_ks: dict[int, int] = {}
         """Requests in flight by budget."""
+
+    @property
+    def k_inflight(self) -> int:
+        """The largest budget in flight, of an engine that runs anything."""
+        return max(self.inflight_ks, default=0) if self.counts.num_running else 0
 
 
 class Dispatcher:
@@ -101,6 +108,8 @@ class Dispatcher:
     def publish(self, rank: int, counts: Counts, mark: int, now_s: float) -> None:
         """Take in what an engine says of itself.
 
+        One that does not tell the largest budget it runs is taken to run the largest that is in flight there.
+
         Args:
             rank: the engine.
             counts: at some time since it was asked.
@@ -109,7 +118,7 @@ class Dispatcher:
         """
         state = self._ranks[rank]
         state.counts, state.num_known, state.published_s = counts, mark, now_s
-        state.k_running = max(state.inflight_ks, default=0) if counts.num_running else 0
+        state.k_running = counts.k_running if counts.k_running is not None else state.k_inflight
 
     def forget(self, rank: int) -> None:
         """Forget what a rank published: it has gone."""
@@ -164,7 +173,7 @@ class Dispatcher:
 
     def _view(self, position: int, rank: int) -> RankView:
         state = self._ranks[rank]
-        num_waiting, num_running, kv_used = state.counts
+        num_waiting, num_running, kv_used, _ = state.counts
         return RankView(
             dp_rank=position,
             num_waiting=num_waiting + state.num_sent - state.num_known,

@@ -152,7 +152,7 @@ def test_counts_say_how_many_requests_they_know_of(monkeypatch: pytest.MonkeyPat
             heard: asyncio.Queue[tuple[Counts, int]] = asyncio.Queue()
             await engine.send(Life(0), [5], 1, 1)
             engine.on_counts = lambda counts, number: heard.put_nowait((counts, number))
-            assert await heard.get() == (Counts(1, 2, 0.5), 1)
+            assert await heard.get() == (Counts(1, 2, 0.5, 3), 1)
 
     asyncio.run(run())
 
