@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 from simmoe.errors import LiveError, UsageError
 from simmoe.live.driving.events import EventStream
 from simmoe.live.driving.life import Life
+from simmoe.live.driving.patience import Patience
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.engine.transport import K_ARG
 from simmoe.live.server.answers import MALFORMED, read_models
+from simmoe.live.server.stall import STALL_TIMEOUT_S
 from simmoe.live.server.state import STEPS_PATH
 from simmoe.live.server.upstream import Address, UnusableServer, connect, described, fetch
 
@@ -26,8 +29,9 @@ _REJECTIONS = (400, 401, 404, 413, 422, 429, 503)
 class _Answer:
     """A streamed completion, read as it comes."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: Life, on_part: Callable[[], None]) -> None:
         self._life = life
+        self._on_part = on_part
         self._events = EventStream()
         self._num_chunks = 0
         self.status = 0
@@ -46,6 +50,7 @@ class _Answer:
         if self.status != 200:
             self.content = (self.content + data)[:_MAX_ERROR_BYTES]
             return
+        self._on_part()
         now_s = time.monotonic()
         for event in self._events.feed(data):
             if event == b"[DONE]":
@@ -90,11 +95,12 @@ class Endpoint:
         url: with or without ``/v1``.
         model: as the endpoint names it.
         api_key: sent along; empty: none.
+        stall_timeout_s: how long requests are waited for while none of them gets on, see :class:`Patience`.
     Raises:
         UsageError: the URL is none of a server, or the key cannot be sent.
     """
 
-    def __init__(self, url: str, model: str, api_key: str = "") -> None:
+    def __init__(self, url: str, model: str, api_key: str = "", stall_timeout_s: float = STALL_TIMEOUT_S) -> None:
         self._address = Address.parse(url)
         if not (api_key.isascii() and api_key.isprintable()):
             raise UsageError("the API key has characters that no header can hold; give --api-key in printable ASCII")
@@ -102,6 +108,7 @@ class Endpoint:
         self.deployment: dict[str, Any] = {}
         """What a ``simmoe serve`` says of the engines it started, for the manifest; known once drained."""
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._patience = Patience(stall_timeout_s, self._metrics)
 
     async def send(self, life: Life, prompt: list[int], output_tokens: int, k: int) -> None:
         """Send one request and read its answer."""
@@ -110,13 +117,18 @@ class Endpoint:
             "ignore_eos": True, "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
             "vllm_xargs": {K_ARG: k},
         }  # fmt: skip
-        answer = _Answer(life)
+        answer = _Answer(life, self._patience.heard)
         request = self._address.request("POST", "/v1/completions", self._headers, json.dumps(body).encode())
-        connection = await connect(self._address, request, answer)
         try:
-            is_complete = await connection.done or answer.is_done  # which some end with the connection
-        finally:
-            connection.abort()
+            async with self._patience.waiting():
+                connection = await connect(self._address, request, answer)
+                try:
+                    is_complete = await connection.done or answer.is_done  # which some end with the connection
+                finally:
+                    connection.abort()
+        except TimeoutError as error:
+            life.end("failed", str(error))
+            return
         life.dispatched_s = life.sent_s
         if answer.status in _REJECTIONS:
             life.dp_rank = -1
@@ -127,6 +139,13 @@ class Endpoint:
             life.end("failed", f"{life.output_tokens} tokens came where {output_tokens} were asked for")
         else:
             life.end("finished")
+
+    async def _metrics(self, timeout_s: float) -> str:
+        try:
+            status, body = await fetch(self._address, "/metrics", timeout_s)
+        except OSError:
+            return ""
+        return body.decode("utf-8", "replace") if status == 200 else ""
 
     async def models(self) -> list[str]:
         """Return the names of the endpoint's models.

@@ -32,6 +32,7 @@ from simmoe.live.driving.recording import (
 from simmoe.live.driving.replay import random_prompts, replay
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.server.launch import EngineLaunch
+from simmoe.live.server.stall import STALL_TIMEOUT_S
 from simmoe.records import RunRecord
 from simmoe.traces.workload import Workload
 
@@ -290,7 +291,9 @@ def _config(facts: Mapping[int, dict[str, Any]], num_ranks: int) -> dict[str, An
 
 
 @asynccontextmanager
-async def endpoint_host(url: str, model: str, api_key: str) -> AsyncIterator[Host]:
+async def endpoint_host(
+    url: str, model: str, api_key: str, stall_timeout_s: float = STALL_TIMEOUT_S
+) -> AsyncIterator[Host]:
     """Yield an endpoint that answers, under its first model's name if ``model`` is empty.
 
     Raises:
@@ -299,7 +302,7 @@ async def endpoint_host(url: str, model: str, api_key: str) -> AsyncIterator[Hos
     models = await Endpoint(url, model, api_key).models()
     if not models or (model and model not in models):
         raise LiveError(f"{url} serves no model '{model}'; it serves {', '.join(models[:5]) or 'none'}")
-    yield Endpoint(url, model or models[0], api_key)
+    yield Endpoint(url, model or models[0], api_key, stall_timeout_s)
 
 
 @asynccontextmanager

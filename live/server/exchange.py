@@ -46,11 +46,14 @@ class Exchange(Listener):
         """Engine requests it is."""
         self.first_event_s: float | None = None
         """``time.monotonic()`` of the first piece sent to the client."""
+        self.num_silent_looks = 1
+        """How often its replica has looked since the engine last sent a part of an answer; 0: it has since."""
         self._client = client
         client.listener = self
         self._connecting: asyncio.Task[UpstreamConnection] | None = None
         self._connection: UpstreamConnection | None = None
         self._is_gone = client.is_gone
+        self._is_slow = False
         self._reset({})
 
     def _reset(self, extra_headers: dict[str, str]) -> None:
@@ -58,6 +61,7 @@ class Exchange(Listener):
         self._content_type = ""
         self._extra_headers = extra_headers
         self._is_stream = self._is_held = self._is_aborted = False
+        self.num_silent_looks = 1
         self._kept: list[bytes] = []
         self._last_sent = b""
 
@@ -110,6 +114,11 @@ class Exchange(Listener):
         finally:
             connection.abort()
 
+    def look(self) -> int:
+        """Return how often in a row this has been asked, nothing having come; while the client takes nothing, once."""
+        self.num_silent_looks = 1 if self._is_slow else self.num_silent_looks + 1
+        return self.num_silent_looks
+
     def abort(self) -> None:
         """Lose the engine's connection, made or on its way, as if the engine had died."""
         self._is_aborted = True
@@ -153,7 +162,10 @@ class Exchange(Listener):
         """Pass whole events on; keep the rest, and everything of an answer that is no stream."""
         if not self._is_stream or self._is_held:
             self._kept.append(data)
+            if self._status == 200:
+                self.num_silent_looks = 0
             return
+        self.num_silent_looks = 0
         if self._kept:
             data = b"".join((*self._kept, data))
             self._kept.clear()
@@ -184,5 +196,6 @@ class Exchange(Listener):
 
     def client_slow(self, is_slow: bool) -> None:
         """Read from the engine no faster than the client does."""
+        self._is_slow = is_slow
         if self._connection is not None:
             self._connection.set_paused(is_slow)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from simmoe.live.server.answers import MALFORMED
 from simmoe.live.server.dispatch import Counts
+from simmoe.live.server.stall import STALL_TIMEOUT_S
 from simmoe.live.server.state import STATE_PATH
 from simmoe.live.server.upstream import Address, fetch
 
@@ -18,9 +19,6 @@ _GAUGES = {
 }
 _LIMITS = ("k_max", "default_k", "max_num_seqs", "max_num_batched_tokens")
 """Of an engine, for the router."""
-
-STALLED_S = 300.0
-"""An engine that has requests and makes no step for this long is dead: vLLM waits as long for a step of its workers."""
 
 _MOST = 1 << 53
 """More is no count."""
@@ -37,13 +35,21 @@ class Answer(NamedTuple):
     """The engine's limits, from simmoe's own endpoint; empty from any other server."""
     reason: str = "its server says that the engine is dead"
     """Why it is not healthy, where it is not."""
+    metrics: str = ""
+    """Those of a server that is none of simmoe's."""
 
 
 class Prober:
-    """Asks one server; finds out by itself which way it can be asked."""
+    """Asks one server; finds out by itself which way it can be asked.
 
-    def __init__(self, address: Address) -> None:
+    Args:
+        address: where it listens.
+        stall_timeout_s: an engine that says that it has made no step for this long, though it has requests, is dead.
+    """
+
+    def __init__(self, address: Address, stall_timeout_s: float = STALL_TIMEOUT_S) -> None:
         self._address = address
+        self._stall_timeout_s = stall_timeout_s
         self._has_state: bool | None = None
 
     async def ask(self, timeout_s: float) -> Answer:
@@ -55,7 +61,7 @@ class Prober:
         """
         if self._has_state is not False:
             status, body = await fetch(self._address, STATE_PATH, timeout_s)
-            answer = _parse_state(body) if status == 200 else None
+            answer = _parse_state(body, self._stall_timeout_s) if status == 200 else None
             if answer is not None:
                 self._has_state = True
                 return answer
@@ -66,29 +72,34 @@ class Prober:
             return _ill("/health", status)
         self._has_state = False  # it is well, so what it answered before was no fault of the moment
         status, body = await fetch(self._address, "/metrics", timeout_s)
-        return Answer(True, parse_metrics(body.decode("utf-8", "replace")) if status == 200 else Counts(), {})
+        metrics = body.decode("utf-8", "replace") if status == 200 else ""
+        return Answer(True, parse_metrics(metrics), {}, metrics=metrics)
 
 
 def _ill(path: str, status: int) -> Answer:
     return Answer(False, Counts(), {}, f"it answers {path} with {status}")
 
 
-def _parse_state(body: bytes) -> Answer | None:
+def _parse_state(body: bytes, stall_timeout_s: float) -> Answer | None:
     """Return what simmoe's endpoint says; None if something else speaks, a proxy that answers any path."""
     try:
         facts = json.loads(body)
-        counts = Counts(facts.pop("num_waiting"), facts.pop("num_running"), facts.pop("kv_used"))
+        counts = Counts(
+            facts.pop("num_waiting"), facts.pop("num_running"), facts.pop("kv_used"), facts.pop("k_running", None)
+        )
         is_healthy = facts.pop("healthy")
-        is_stalled = bool(facts.pop("stalled_s", 0.0) >= STALLED_S)
-        numbers = (counts.num_waiting, counts.num_running, *(facts[name] for name in _LIMITS))
+        is_stalled = bool(facts.pop("stalled_s", 0.0) >= stall_timeout_s)
+        k_running = 0 if counts.k_running is None else counts.k_running
+        numbers = (counts.num_waiting, counts.num_running, k_running, *(facts[name] for name in _LIMITS))
     except MALFORMED:
         return None
     has_numbers = all(type(number) is int and 0 <= number < _MOST for number in numbers)
+    has_numbers = has_numbers and k_running <= facts["k_max"]
     has_share = isinstance(counts.kv_used, int | float) and counts.kv_used >= 0.0
     if not (has_numbers and has_share and isinstance(is_healthy, bool)):
         return None
     if is_stalled:
-        return Answer(False, counts, facts, f"it has requests and has made no step for {STALLED_S:g} s")
+        return Answer(False, counts, facts, f"it has requests and has made no step for {stall_timeout_s:g} s")
     return Answer(is_healthy, counts, facts)
 
 
@@ -96,7 +107,7 @@ def parse_metrics(text: str) -> Counts:
     """Return the counts in vLLM's Prometheus exposition; what it does not name, or gives no count of, is 0.
 
     >>> parse_metrics('vllm:num_requests_running{engine="0",model_name="m"} 3.0')
-    Counts(num_waiting=0, num_running=3, kv_used=0.0)
+    Counts(num_waiting=0, num_running=3, kv_used=0.0, k_running=None)
     """
     found: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(text):

@@ -18,6 +18,7 @@ from simmoe.live.server.engine_log import last_failure
 from simmoe.live.server.exchange import Exchange
 from simmoe.live.server.probe import Answer, Prober
 from simmoe.live.server.process_watch import engine_processes, first_death
+from simmoe.live.server.stall import STALL_TIMEOUT_S, StallWatch
 from simmoe.live.server.upstream import Address, UnusableServer, described
 
 PUBLISH_INTERVAL_S = 0.1
@@ -32,6 +33,9 @@ HUNG_S = 10.0
 
 STOP_S = 20.0
 """How long an engine may take to stop when asked."""
+
+_SILENT_LOOKS = 10
+"""A request is waited for once nothing has come of its answer in so many intervals: one that is refused soon ends."""
 
 _MAX_BACKOFF_S = 30.0
 _MAX_FAILURE = 400
@@ -50,9 +54,10 @@ class Replica:
     Args:
         rank: its ``dp_rank``.
         address: where it listens.
+        stall_timeout_s: it is dead once it has requests and has got on with none for this long.
     """
 
-    def __init__(self, rank: int, address: Address) -> None:
+    def __init__(self, rank: int, address: Address, stall_timeout_s: float = STALL_TIMEOUT_S) -> None:
         self.rank = rank
         self.address = address
         self.state: State = "starting"
@@ -66,7 +71,11 @@ class Replica:
         """Told of its counts."""
         self.on_change: Callable[[Replica, str], None] = lambda replica, why: None
         """Called when it comes up or stops taking requests, with the reason."""
-        self._prober = Prober(address)
+        self._stall_timeout_s = stall_timeout_s
+        self._stall = StallWatch(stall_timeout_s)
+        self._has_answered = False
+        """Whether a part of an answer that has ended since has come since the last look."""
+        self._prober = Prober(address, stall_timeout_s)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -85,6 +94,12 @@ class Replica:
     def look(self) -> None:
         """Ask at once how it is: something of it was lost."""
         self._wake.set()
+
+    def let_go(self, exchange: Exchange) -> None:
+        """Hear that an answer has ended, in whatever way."""
+        self.exchanges.discard(exchange)
+        if not exchange.num_silent_looks:
+            self._has_answered = True
 
     async def has_failed(self) -> bool:
         """Look now, since a request was lost; an engine that is not well gets no more while another is up."""
@@ -114,6 +129,7 @@ class Replica:
                 answer = await self._prober.ask(_ANSWER_S)
             except _NOBODY_THERE as error:
                 if is_refused:
+                    self._stall = StallWatch(self._stall_timeout_s)  # who answers there next is another one
                     return f"nobody answers at {self.address} ({type(error).__name__})"
                 is_refused = True
                 continue
@@ -128,9 +144,18 @@ class Replica:
             else:
                 if not answer.is_healthy:
                     return answer.reason
+                if not answer.facts and self._is_stalled(answer.metrics):
+                    return f"it has requests and has shown no work for {self._stall_timeout_s:g} s"
                 silent_s, is_refused = 0.0, False
                 self._heard(answer, mark)
             await self._pause(PUBLISH_INTERVAL_S)
+
+    def _is_stalled(self, metrics: str) -> bool:
+        """Return whether an engine that does not tell by itself is, see :class:`StallWatch`."""
+        has_answered = self._has_answered or not all(exchange.num_silent_looks for exchange in self.exchanges)
+        self._has_answered = False
+        is_awaited = max((exchange.look() for exchange in self.exchanges), default=0) > _SILENT_LOOKS
+        return self._stall.look(has_answered=has_answered, is_awaited=is_awaited, metrics=metrics)
 
     def _heard(self, answer: Answer, mark: int) -> None:
         self.facts = answer.facts
@@ -147,7 +172,9 @@ class Replica:
             self._set("down", why)
         if self.dispatcher:
             self.dispatcher.forget(self.rank)
-        self._prober = Prober(self.address)  # who answers there next may be another kind of server
+        self._prober = Prober(
+            self.address, self._stall_timeout_s
+        )  # who answers there next may be another kind of server
         for exchange in list(self.exchanges):
             exchange.abort()
 
@@ -170,6 +197,7 @@ class LocalReplica(Replica):
         environment: its variables.
         log_path: takes its output.
         warm_up: given its address and facts once it answers, before it is sent requests.
+        stall_timeout_s: as of any replica.
     """
 
     def __init__(
@@ -180,8 +208,9 @@ class LocalReplica(Replica):
         environment: Mapping[str, str],
         log_path: Path,
         warm_up: Callable[[Address, Mapping[str, Any]], Awaitable[None]],
+        stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
-        super().__init__(rank, address)
+        super().__init__(rank, address, stall_timeout_s)
         self.num_starts = 0
         self.pid: int | None = None
         self._command = command

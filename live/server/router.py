@@ -238,7 +238,7 @@ class Router:
                     self.metrics.failovers.labels(ticket.rank).inc()
                     continue
             finally:
-                replica.exchanges.discard(exchange)
+                replica.let_go(exchange)
                 self._dispatcher.release(ticket)
             if outcome is Outcome.REFUSED:
                 exchange.pass_on()

@@ -24,6 +24,7 @@ from simmoe.live.server.launch import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MA
 from simmoe.live.server.replica import UNRESPONSIVE_S, LocalReplica, Replica
 from simmoe.live.server.route_decisions import FILE_NAME, RouteRecorder, open_recorder
 from simmoe.live.server.router import Router, RouterOptions
+from simmoe.live.server.stall import STALL_TIMEOUT_S
 from simmoe.live.server.upstream import Address
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyChoice
@@ -53,6 +54,8 @@ class Serving:
     """0: any free one."""
     log_dir: Path | None = None
     """Where the engines' output goes; None: a temporary folder, kept if one of them fails to start."""
+    stall_timeout_s: float = STALL_TIMEOUT_S
+    """How long an engine that has requests may make no step."""
     drain_timeout_s: float = 600.0
     """How long requests in progress may take after SIGTERM."""
     on_ready: Callable[[str], None] = lambda text: None
@@ -167,13 +170,17 @@ async def _drain(serving: Serving, router: Router, server: asyncio.Server, stops
 def _make_replicas(serving: Serving, sockets: Path, logs: Path) -> list[Replica]:
     launch = serving.launch
     if launch is None:
-        return [Replica(rank, Address.parse(url)) for rank, url in enumerate(serving.urls)]
+        return [Replica(rank, Address.parse(url), serving.stall_timeout_s) for rank, url in enumerate(serving.urls)]
     replicas: list[Replica] = []
     for rank in range(launch.num_ranks):
         uds = str(sockets / f"replica{rank}.sock")
         command, environment = launch.command(rank, uds), launch.environment(rank)
         log_path = logs / f"replica{rank}.log"
-        replicas.append(LocalReplica(rank, Address("", uds=uds), command, environment, log_path, launch.warm_up))
+        replicas.append(
+            LocalReplica(
+                rank, Address("", uds=uds), command, environment, log_path, launch.warm_up, serving.stall_timeout_s
+            )
+        )
     return replicas
 
 

@@ -17,7 +17,7 @@ from simmoe.commands.notes import describe_trace, versions
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.commands.run_summary import format_summary
-from simmoe.commands.serve import check_default_k, require_server_packages
+from simmoe.commands.serve import check_default_k, require_server_packages, stall_timeout_option
 from simmoe.commands.without_effect import refuse_given
 from simmoe.commands.workload_options import spec_from_options, workload_options
 from simmoe.errors import LiveError, UsageError
@@ -38,7 +38,7 @@ _ENGINE_OPTIONS = (
     "replicas", "policy", "graphs", "max_num_seqs", "max_num_batched_tokens", "default_k", "record_decisions",
     "vllm_arguments",
 )  # fmt: skip
-_ENDPOINT_OPTIONS = ("served_model", "api_key", "vocab_size", "k_max")
+_ENDPOINT_OPTIONS = ("served_model", "api_key", "vocab_size", "k_max", "stall_timeout_s")
 
 
 @click.group()
@@ -61,6 +61,7 @@ def live() -> None:
     help="Where the endpoint does not tell.",
 )
 @click.option("--k-max", type=click.IntRange(min=1), help="Largest budget of the workload with --url.  [default: 32]")
+@stall_timeout_option("With --url: longest wait while no answer gets on; inf: for ever.")
 @click.option("--policy", metavar="POLICY", help="With --model.  [default: fifo+queue-aware]")
 @click.option("--profile", default=DEFAULT_PROFILE, show_default=True, help="Step-cost profile T(n, k) comes from.")
 @click.option(
@@ -96,6 +97,7 @@ def drive(
     api_key: str,
     vocab_size: int,
     k_max: int | None,
+    stall_timeout_s: float,
     policy: str | None,
     profile: str,
     graphs: str,
@@ -173,7 +175,8 @@ def drive(
                 "flags": [],
                 "seed": spec.seed,
             }
-            host = endpoint_host(url or "", served_model, api_key or os.environ.get("VLLM_API_KEY", ""))
+            key = api_key or os.environ.get("VLLM_API_KEY", "")
+            host = endpoint_host(url or "", served_model, key, stall_timeout_s)
         result = run_live(
             workload,
             host,

@@ -6,9 +6,10 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -16,6 +17,7 @@ from simmoe.commands.evidence import save_evidence
 from simmoe.commands.without_effect import refuse_given
 from simmoe.errors import MissingDependency, OutputError, PolicyError, UsageError
 from simmoe.live.engine.versions import check_vllm
+from simmoe.live.server.stall import STALL_TIMEOUT_S
 from simmoe.policies.registry import PolicyChoice, parse_parts, parse_policy
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 
@@ -25,6 +27,26 @@ _ENGINE_OPTIONS = (
 )  # fmt: skip
 
 LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def stall_timeout_option(text: str) -> Callable[[Command], Command]:
+    """Add ``--stall-timeout-s`` to a command."""
+    return click.option(
+        "--stall-timeout-s",
+        type=click.FloatRange(min=1),
+        default=STALL_TIMEOUT_S,
+        show_default=True,
+        callback=_refuse_nan,
+        help=text,
+    )
+
+
+def _refuse_nan(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if math.isnan(value):
+        raise UsageError(f"{parameter.opts[0]} is nan; give seconds, or inf")
+    return value
 
 
 @click.command()
@@ -68,6 +90,7 @@ LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
     show_default=True,
     help="Longest drain after SIGTERM.",
 )
+@stall_timeout_option("An engine with requests that makes no step for so long is dead; inf: never.")
 @click.option("--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Where the engines' output goes.")
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
 def serve(
@@ -88,6 +111,7 @@ def serve(
     record_steps: bool,
     record_decisions: Path | None,
     drain_timeout_s: float,
+    stall_timeout_s: float,
     log_dir: Path | None,
     vllm_arguments: Sequence[str],
 ) -> int:
@@ -161,6 +185,7 @@ def serve(
         port=port,
         log_dir=log_dir,
         drain_timeout_s=drain_timeout_s,
+        stall_timeout_s=stall_timeout_s,
         on_ready=lambda url: click.echo(f"serving {model or ', '.join(urls)} at {url}/v1 ({_text(num_ranks, choice)})"),
         on_policy_error=PolicyErrors(),
     )
