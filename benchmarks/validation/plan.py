@@ -81,7 +81,7 @@ class Experiment:
     """Sub-experts an expert is split into."""
     graphs: Graphs = "keyed"
     captured_ks: tuple[int, ...] | None = None
-    """Budgets graphs are captured at; None: simmoe's own choice."""
+    """Budgets graphs are captured at, and steps round up to; None: simmoe's ten."""
     online_s: float = 18.0
     """Seconds of arrivals."""
 

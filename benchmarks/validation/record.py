@@ -28,7 +28,7 @@ from simmoe.commands.notes import versions
 from simmoe.live.driving.engines import LocalEngines, running_engines
 from simmoe.live.driving.live_run import LiveResult, run_once
 from simmoe.live.driving.manifest import engine_manifest
-from simmoe.live.engine.transport import CONFIG_KEY
+from simmoe.live.measure.engine import CAPTURED_KS
 from simmoe.live.measure.models import write_model
 from simmoe.live.server.launch import EngineLaunch, read_k_max
 from simmoe.policies.registry import parse_policy
@@ -55,6 +55,9 @@ The engines are warmed up here, with what they will serve; vLLM's own warm-up of
 
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0"}
 """Graphs fit into the eighth of a card that is left; to estimate them beforehand takes 13 s."""
+
+GRAPH_MEMORY_GIB = 16.0
+"""Of an H200: that eighth, less the largest step's activations."""
 
 #: What a run takes beyond its arrivals: the last requests' decoding, the records, a breath.
 DRAIN_S = 8.0
@@ -91,10 +94,13 @@ def main() -> None:
             num_ranks=experiment.num_ranks,
             profile=profile,
             graphs=experiment.graphs,
+            captured_ks=_captured_ks(experiment, read_k_max(model)),
+            graph_memory_gib=GRAPH_MEMORY_GIB,
+            uncaptured_k="next",
             max_num_seqs=1024,
             max_num_batched_tokens=8192,
             record_steps=True,
-            further=arguments.engine or (*ENGINE, *_budgets(experiment)),
+            further=arguments.engine or ENGINE,
         )
         launch.check_devices()
         asyncio.run(_record(launch, cells, arguments.out, deadline_s))
@@ -106,12 +112,9 @@ def _simulated_saturation(experiment: Experiment, profile: str) -> dict[str, flo
     return saturation(experiment, load_profile(profile))
 
 
-def _budgets(experiment: Experiment) -> tuple[str, ...]:
-    """Return the argument that says which budgets to capture; the policy is hosted later, so none is named."""
-    if experiment.captured_ks is None:
-        return ()
-    options = {"record_steps": True, "captured_ks": experiment.captured_ks}
-    return "--additional-config", json.dumps({CONFIG_KEY: options})
+def _captured_ks(experiment: Experiment, k_max: int) -> tuple[int, ...]:
+    """Return the experiment's budgets as far as a model has them, its largest among them."""
+    return (*(k for k in experiment.captured_ks or CAPTURED_KS if k < k_max), k_max)
 
 
 def _write_model(experiment: Experiment, folder: Path) -> Path:

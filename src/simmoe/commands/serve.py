@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from simmoe.commands.evidence import save_evidence
+from simmoe.commands.graph_options import GRAPH_OPTIONS, graph_options, take_graphs
 from simmoe.commands.without_effect import refuse_given
 from simmoe.errors import MissingDependency, OutputError, PolicyError, UsageError
 from simmoe.live.engine.versions import check_vllm
@@ -22,7 +23,7 @@ from simmoe.policies.registry import PolicyChoice, parse_parts, parse_policy
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 
 _ENGINE_OPTIONS = (
-    "replicas", "default_k", "graphs", "max_num_seqs", "max_num_batched_tokens", "record_steps", "log_dir",
+    "replicas", "default_k", *GRAPH_OPTIONS, "max_num_seqs", "max_num_batched_tokens", "record_steps", "log_dir",
     "vllm_arguments",
 )  # fmt: skip
 
@@ -67,13 +68,7 @@ def _refuse_nan(context: click.Context, parameter: click.Parameter, value: float
 @click.option(
     "--max-inflight", type=click.IntRange(min=1), help="Requests in flight, then 429.  [default: 2048 a replica]"
 )
-@click.option(
-    "--graphs",
-    type=click.Choice(("keyed", "default", "none")),
-    default="keyed",
-    show_default=True,
-    help="GPU: CUDA graphs keyed by k at every size, at vLLM's default sizes, or none.",
-)
+@graph_options
 @click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
 @click.option("--record-steps", is_flag=True, help="Engines keep their steps until 'simmoe live run --url' takes them.")
@@ -105,7 +100,6 @@ def serve(
     port: int,
     api_keys: Sequence[str],
     max_inflight: int | None,
-    graphs: str,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     record_steps: bool,
@@ -114,6 +108,7 @@ def serve(
     stall_timeout_s: float,
     log_dir: Path | None,
     vllm_arguments: Sequence[str],
+    **options: Any,
 ) -> int:
     """Serve a model with a routing budget a request.
 
@@ -125,6 +120,7 @@ def serve(
         refuse_given(_ENGINE_OPTIONS, "is for engines started here; those at --url have their own")
     else:
         refuse_given(("k_max",), "is for engines at --url; those started here take what their model does")
+    graphs = take_graphs(options)
     if not math.isfinite(drain_timeout_s):
         raise UsageError(f"--drain-timeout-s is {drain_timeout_s}; give seconds")
     if "" in api_keys:
@@ -161,7 +157,7 @@ def serve(
             default_k=default_k or 0,
             num_ranks=replicas,
             profile=profile,
-            graphs=graphs,  # type: ignore[arg-type]
+            **graphs,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             record_steps=record_steps,
@@ -169,6 +165,7 @@ def serve(
             further=vllm_arguments,
         )
         launch.check_devices()
+        launch.check_options()
         launch.check_policy(prefill_s)
     num_ranks = replicas if launch else len(urls)
     keys = list(api_keys) or [key for key in (os.environ.get("VLLM_API_KEY"),) if key]
