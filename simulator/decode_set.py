@@ -46,8 +46,10 @@ class DecodeSet:
         self._kv_offset -= offset
         self._growing[(1 - offset) % self.block_size] -= 1
         self._k_counts[request.k_exec] -= 1
-        while self.k_exec and not self._k_counts[self.k_exec]:
-            self.k_exec -= 1
+        k = self.k_exec if self.num_seqs else 0
+        while k and not self._k_counts[k]:
+            k -= 1
+        self.k_exec = k
         request.active = False
 
     def kv_tokens(self, step: int) -> int:
@@ -63,8 +65,9 @@ class DecodeSet:
         cycles, rest = divmod(num_steps, self.block_size)
         start = first_step % self.block_size
         growing = self._growing
-        partial = sum(growing[start : start + rest]) + sum(growing[: max(0, start + rest - self.block_size)])
-        return cycles * self.num_seqs + partial
+        taken = cycles * self.num_seqs + sum(growing[start : start + rest])
+        beyond = start + rest - self.block_size
+        return taken + sum(growing[:beyond]) if beyond > 0 else taken
 
     def steps_within(self, first_step: int, num_steps: int, num_free_blocks: int) -> int:
         """Return how many of ``num_steps`` steps from ``first_step`` on fit in ``num_free_blocks``."""

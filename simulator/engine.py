@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import simpy
-
 from simmoe.simulator.clock import Alarm, Clock, boundary_of
 from simmoe.simulator.config import FrontEndConfig
 from simmoe.simulator.publication import Counts, Timetable
@@ -81,15 +79,14 @@ class Engine:
 
     # --------------------------------------------------------------------------------------------------- the outside
 
-    def dispatch(self, request: SimRequest) -> None:
+    def dispatch(self, request: SimRequest, now_s: float) -> None:
         """Receive a request from a front end."""
-        now = self.clock.now
-        if now >= self._timetable.next_s:
-            self._publish(now)
+        if now_s >= self._timetable.next_s:
+            self._publish(now_s)
         scheduler = self.scheduler
         stretch = self._stretch
         if stretch is not None:
-            passed = stretch.passed_before(now)
+            passed = stretch.passed_before(now_s)
             if passed > stretch.num_steady:
                 self._pass(passed)
             elif passed < stretch.num_skipped:
@@ -99,7 +96,7 @@ class Engine:
                     self._set_alarm(stretch.last_boundary_s)
         scheduler.add(request)
         if self._executing is None and self._alarm is None:
-            self._set_alarm(now)
+            self._set_alarm(now_s)
 
     def published(self, now_s: float) -> Counts:
         """Return the counts a front end knows at ``now_s``."""
@@ -121,11 +118,11 @@ class Engine:
     def _set_alarm(self, time_s: float) -> None:
         self._alarm = self.clock.at(time_s, self._priority, self._boundary)
 
-    def _boundary(self, alarm: simpy.Event) -> None:
+    def _boundary(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:
             return
         self._alarm = None
-        now = self.clock.now
+        now = alarm.time_s
         if now >= self._timetable.next_s:
             self._publish(now)
         if self._stretch is not None:
@@ -150,9 +147,10 @@ class Engine:
         self._executing = self._composed = None
         if ended is not None:
             self._end(ended, now)
-            out_s = self._out_s(ended, now)
-            for request in self.scheduler.finish(ended.index):
-                self.listener.finished(request, self.scheduler.dp_rank, out_s)
+            if finished := self.scheduler.finish(ended.index):
+                out_s = self._out_s(ended, now)
+                for request in finished:
+                    self.listener.finished(request, self.scheduler.dp_rank, out_s)
         if step is None:
             step = self._compose(now)
         if step is None:
@@ -191,7 +189,7 @@ class Engine:
         end_s = start_s + step.device_s
         if end_s < launched_s:
             end_s = launched_s
-        step.runs(start_s, end_s)
+        step.start_s, step.end_s = start_s, end_s
         self._host_free_s, self._device_free_s = launched_s, end_s
 
     def _next_boundary_s(self) -> float:

@@ -14,7 +14,7 @@ from simmoe.policies.protocols import BatchPolicy, PolicyContext, RoutePolicy
 from simmoe.policies.views import RequestView
 from simmoe.profiles.shape import StepCost
 from simmoe.simulator.admission import rejection_reason
-from simmoe.simulator.clock import ARRIVAL, Clock
+from simmoe.simulator.clock import ARRIVAL, Alarm, Clock
 from simmoe.simulator.config import SimConfig
 from simmoe.simulator.engine import Engine
 from simmoe.simulator.fates import Fates
@@ -147,7 +147,7 @@ class _Simulation:
         self._schedule_arrivals()
         num_arrived = len(self.workload)
         if self.config.max_time_s is None:
-            self.clock.run()
+            self.clock.run_before(float("inf"))
         else:
             self.clock.run_before(self.config.max_time_s)
             for engine in self.engines:
@@ -171,9 +171,9 @@ class _Simulation:
         if self._next is not None:
             self.clock.at(self._next.arrival_s + self.config.front_end.ingress_s, ARRIVAL, self._arrive)
 
-    def _arrive(self, _: object) -> None:
+    def _arrive(self, alarm: Alarm) -> None:
         """Route every request that reaches a rank at this instant, in workload order."""
-        now = self.clock.now
+        now = alarm.time_s
         ingress = self.config.front_end.ingress_s
         row = self._next
         while row is not None and row.arrival_s + ingress <= now:
@@ -183,7 +183,7 @@ class _Simulation:
         self._schedule_arrivals()
 
     def _inject(self, row: _Row, now_s: float) -> None:
-        index, arrival_s, prompt, output, k_qos = row
+        index, request_id, arrival_s, prompt, output, k_qos = row
         engine = self.config.engine
         reason = rejection_reason(engine, prompt, output)
         if reason is not None:
@@ -191,7 +191,7 @@ class _Simulation:
             return
         granularity = self.config.k_granularity
         k_exec = -(-k_qos // granularity) * granularity
-        view = RequestView(self.workload.request_id[index], arrival_s, prompt, 0, k_exec)
+        view = RequestView(request_id, arrival_s, prompt, 0, k_exec)
         hashes: tuple[int, ...] = ()
         if engine.enable_prefix_caching and self.workload.prefix_hashes is not None:
             hashes = self.workload.prefix_hashes[index][: prompt // self.workload.prefix_block_tokens]
@@ -202,14 +202,14 @@ class _Simulation:
         self.fates.dp_rank[index] = rank
         service_s = self.config.front_end.ingress_service_s
         if not service_s:
-            self._dispatch(request, rank)
+            self._dispatch(request, rank, now_s)
             return
         self._served_s[rank] = max(now_s, self._served_s[rank]) + service_s
-        self.clock.at(self._served_s[rank], ARRIVAL, lambda _: self._dispatch(request, rank))
+        self.clock.at(self._served_s[rank], ARRIVAL, lambda alarm: self._dispatch(request, rank, alarm.time_s))
 
-    def _dispatch(self, request: SimRequest, rank: int) -> None:
-        self.fates.dispatched(request.row, self.clock.now)
-        self.engines[rank].dispatch(request)
+    def _dispatch(self, request: SimRequest, rank: int, now_s: float) -> None:
+        self.fates.dispatched(request.row, now_s)
+        self.engines[rank].dispatch(request, now_s)
 
     def _finished(self, request: SimRequest, rank: int) -> None:
         del self._requests[request.row]
@@ -238,6 +238,7 @@ class _Row(NamedTuple):
     """One request of the workload, in plain Python numbers."""
 
     number: int
+    request_id: str
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
@@ -249,7 +250,8 @@ def _rows(workload: Workload, at_once: int = 4096) -> Iterator[_Row]:
     columns = (workload.arrival_s, workload.prompt_tokens, workload.output_tokens, workload.k_qos)
     for start in range(0, len(workload), at_once):
         chunk = [column[start : start + at_once].tolist() for column in columns]
-        yield from map(_Row._make, zip(range(start, len(workload)), *chunk, strict=False))
+        request_ids = workload.request_id[start : start + at_once]
+        yield from map(_Row._make, zip(range(start, len(workload)), request_ids, *chunk, strict=False))
 
 
 def _check_budgets(workload: Workload, config: SimConfig) -> None:

@@ -15,7 +15,6 @@ class Step:
         "admitted",
         "completed_prompts",
         "device_s",
-        "duration_s",
         "end_s",
         "index",
         "k_exec",
@@ -30,6 +29,11 @@ class Step:
         "update_s",
         "wait_s",
     )
+
+    start_s: float
+    """When it starts on the device; unset until it is launched, as is its end."""
+    end_s: float
+    """When it ends there."""
 
     def __init__(
         self,
@@ -57,28 +61,23 @@ class Step:
         """Requests left waiting when it was composed."""
         self.num_running = num_running
         """Requests running once it was composed."""
-        self.start_s = 0.0
-        """When it starts on the device; set when it is launched, as are the next two."""
-        self.end_s = 0.0
-        """When it ends there."""
-        self.duration_s = 0.0
         self.num_prefill_tokens = 0
         self.admitted: Sequence[SimRequest] = ()
         """Requests whose first chunk it computes."""
         self.completed_prompts: Sequence[SimRequest] = ()
         """Requests whose prompt it completes: their next output token comes at its end."""
 
-    def runs(self, start_s: float, end_s: float) -> None:
-        """Note when it runs; it lasts what it takes of the device, unless the host holds it up.
+    @property
+    def duration_s(self) -> float:
+        """How long it runs: what it takes of the device, unless the host holds it up.
 
         Start and duration add up to no more than its end: what is noted of a rank's steps never overlaps.
         """
-        self.start_s, self.end_s = start_s, end_s
+        start_s, end_s = self.start_s, self.end_s
         if end_s == start_s + self.device_s:
-            self.duration_s = self.device_s
-            return
+            return self.device_s
         duration_s = end_s - start_s
-        self.duration_s = duration_s if start_s + duration_s <= end_s else nextafter(duration_s, 0.0)
+        return duration_s if start_s + duration_s <= end_s else nextafter(duration_s, 0.0)
 
     @property
     def num_tokens(self) -> int:

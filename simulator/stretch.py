@@ -204,7 +204,7 @@ class Stretch:
             like.num_running,
         )
         if not self._is_async:
-            step.runs(self._device_ends[position - 1], self._device_ends[position])
+            step.start_s, step.end_s = self._device_ends[position - 1], self._device_ends[position]
             return step
         start_s = self.boundaries[position - 2]
         if before_s is None:
@@ -214,7 +214,7 @@ class Stretch:
         if start_s < before_s:
             start_s = before_s
         end_s = start_s + device_s
-        step.runs(start_s, end_s if end_s > launched_s else launched_s)
+        step.start_s, step.end_s = start_s, end_s if end_s > launched_s else launched_s
         return step
 
     def passed_before(self, time_s: float) -> int:

@@ -208,7 +208,7 @@ def test_steps_keep_within_the_engines_limits(
 def test_a_step_held_up_by_the_host_ends_where_it_does(start_s: float, device_s: float, held_s: float) -> None:
     step = Step(0, (device_s, 0.0, 0.0, 0.0), 1, 1, 1, 1, 0, 1)
     end_s = start_s + device_s + held_s
-    step.runs(start_s, end_s)
+    step.start_s, step.end_s = start_s, end_s
     assert step.start_s + step.duration_s <= end_s
     assert abs(step.duration_s - (end_s - start_s)) <= np.spacing(end_s)
 
@@ -320,6 +320,28 @@ class Restless:
 
     def plan(self, view: StepView, /) -> StepPlan:
         return StepPlan(order=(), wake_at_s=float(np.nextafter(view.now_s, np.inf)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), max_size=20), st.integers(0, 6))
+def test_alarms_ring_by_time_then_priority_then_in_turn(alarms: list[tuple[int, int]], horizon_s: int) -> None:
+    """Each of them sets another at its own instant, and all before the horizon ring, at their times."""
+    clock, rung = Clock(), list[tuple[float, int, int]]()
+
+    def at(time_s: float, priority: int, number: int, again: bool) -> None:
+        def ring(alarm: Alarm) -> None:
+            assert alarm.time_s == clock.now == time_s
+            rung.append((time_s, priority, number))
+            if again:
+                at(time_s, 4, len(alarms) + number, again=False)
+
+        clock.at(time_s, EventPriority(priority), ring)
+
+    for number, (time_s, priority) in enumerate(alarms):
+        at(float(time_s), priority, number, again=True)
+    clock.run_before(float(horizon_s))
+    first = sorted((time_s, priority, number) for number, (time_s, priority) in enumerate(alarms) if time_s < horizon_s)
+    again = [(time_s, 4, len(alarms) + number) for time_s, _, number in first]
+    assert rung == sorted([*first, *again], key=lambda entry: entry[:2])
 
 
 @given(workloads(), sim_configs(), costs(), st.sampled_from([*BATCH, "restless"]))
