@@ -13,12 +13,11 @@ import click
 
 from simmoe.analysis.metrics import summarise
 from simmoe.commands.deployment_options import slo_options, take_slo
-from simmoe.commands.graph_options import GRAPH_OPTIONS, graph_options, take_graphs
-from simmoe.commands.notes import describe_trace, versions
+from simmoe.commands.notes import describe_profile, describe_trace, versions
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.commands.run_summary import format_summary
-from simmoe.commands.serve import check_default_k, require_server_packages, stall_timeout_option
+from simmoe.commands.serve import check_default_k, require_server_packages
 from simmoe.commands.without_effect import refuse_given
 from simmoe.commands.workload_options import spec_from_options, workload_options
 from simmoe.errors import LiveError, UsageError
@@ -36,10 +35,10 @@ _FROM_STEPS = ("budget k", "busy", "KV")
 
 #: What says how engines are started, and what says how an endpoint is asked.
 _ENGINE_OPTIONS = (
-    "replicas", "policy", *GRAPH_OPTIONS, "max_num_seqs", "max_num_batched_tokens", "default_k", "record_decisions",
+    "replicas", "policy", "graphs", "max_num_seqs", "max_num_batched_tokens", "default_k", "record_decisions",
     "vllm_arguments",
 )  # fmt: skip
-_ENDPOINT_OPTIONS = ("served_model", "api_key", "vocab_size", "k_max", "stall_timeout_s")
+_ENDPOINT_OPTIONS = ("served_model", "api_key", "vocab_size", "k_max")
 
 
 @click.group()
@@ -62,10 +61,15 @@ def live() -> None:
     help="Where the endpoint does not tell.",
 )
 @click.option("--k-max", type=click.IntRange(min=1), help="Largest budget of the workload with --url.  [default: 32]")
-@stall_timeout_option("With --url: longest wait while no answer gets on; inf: for ever.")
 @click.option("--policy", metavar="POLICY", help="With --model.  [default: fifo+queue-aware]")
 @click.option("--profile", default=DEFAULT_PROFILE, show_default=True, help="Step-cost profile T(n, k) comes from.")
-@graph_options
+@click.option(
+    "--graphs",
+    type=click.Choice(("keyed", "default", "none")),
+    default="keyed",
+    show_default=True,
+    help="GPU: CUDA graphs keyed by k at every size, at vLLM's default sizes, or none.",
+)
 @click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
 @click.option("--default-k", type=int, help="Budget of a request that names none.  [default: the largest]")
@@ -92,9 +96,9 @@ def drive(
     api_key: str,
     vocab_size: int,
     k_max: int | None,
-    stall_timeout_s: float,
     policy: str | None,
     profile: str,
+    graphs: str,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     default_k: int | None,
@@ -116,7 +120,6 @@ def drive(
         refuse_given(_ENGINE_OPTIONS, "is for engines started here; give --model instead of --url")
     else:
         refuse_given(_ENDPOINT_OPTIONS, "is for an endpoint; give --url instead of --model")
-    graphs = take_graphs(options)
     if record_decisions and not out:
         raise UsageError("--record-decisions needs --out")
     require_server_packages(needs_vllm=model is not None)
@@ -136,6 +139,8 @@ def drive(
     click.echo(describe_trace(workload.source), err=True)
     launch = None
     if model:
+        loaded = load_profile(profile)
+        click.echo(describe_profile(loaded), err=True)
         launch = EngineLaunch(
             model=Path(model),
             choice=choice,
@@ -143,7 +148,7 @@ def drive(
             default_k=default_k or 0,
             num_ranks=replicas,
             profile=profile,
-            **graphs,
+            graphs=graphs,  # type: ignore[arg-type]
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             record_steps=True,
@@ -151,14 +156,12 @@ def drive(
             further=vllm_arguments,
         )
         launch.check_devices()
-        launch.check_options()
-        launch.check_policy(load_profile(profile).cost().prefill_s)
+        launch.check_policy(loaded.cost().prefill_s)
     with record_folder(out) if out else nullcontext() as folder:
         if launch:
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
             manifest = engine_manifest(launch, choice, replicas, spec, workload.source, versions())
-            prefill_s = load_profile(profile).cost().prefill_s
-            host = engine_host(launch, prefill_s, lambda what: click.echo(what, err=True))
+            host = engine_host(launch, loaded.cost().prefill_s, lambda what: click.echo(what, err=True))
         else:
             manifest = {
                 "kind": "live",
@@ -171,8 +174,7 @@ def drive(
                 "flags": [],
                 "seed": spec.seed,
             }
-            key = api_key or os.environ.get("VLLM_API_KEY", "")
-            host = endpoint_host(url or "", served_model, key, stall_timeout_s)
+            host = endpoint_host(url or "", served_model, api_key or os.environ.get("VLLM_API_KEY", ""))
         result = run_live(
             workload,
             host,

@@ -72,9 +72,12 @@ def check(policy: str, ranks: int, k_max: int, profile: str | None, replay: Path
 
     context = replace(SAMPLE_CONTEXT, num_ranks=ranks, k_max=k_max)
     if profile is not None:
+        from simmoe.commands.notes import describe_profile
         from simmoe.profiles.catalog import load_profile
 
-        context = replace(context, prefill_s=load_profile(profile).cost(True).prefill_s)
+        loaded = load_profile(profile)
+        click.echo(describe_profile(loaded), err=True)
+        context = replace(context, prefill_s=loaded.cost(True).prefill_s)
     parts = parse_parts(policy)
     if replay is not None:
         _replay(parts, replay, context, profile)

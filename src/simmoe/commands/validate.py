@@ -16,7 +16,7 @@ from simmoe.commands.front_end import front_end_times, read_clocks
 from simmoe.commands.host import host_doubts, host_of, with_host
 from simmoe.commands.live import drive
 from simmoe.commands.live import run as live_run
-from simmoe.commands.notes import describe_extrapolation, versions
+from simmoe.commands.notes import describe_extrapolation, describe_profile, versions
 from simmoe.commands.out_folder import claim_folder, refuse_empty
 from simmoe.commands.out_table import refuse_blank
 from simmoe.commands.record_folder import record_folder
@@ -56,6 +56,10 @@ def _validate(
     folder = Path(out)
     loaded = load_profile(profile)
     believed = load_profile(policy_profile or profile)
+    if live is not None or options["url"]:  # a run of engines of its own says it itself
+        click.echo(describe_profile(loaded), err=True)
+    if policy_profile:
+        click.echo(f"policies' {describe_profile(believed)}", err=True)
     host = host_of(Path(host_from), loaded) if host_from else None
     with claim_folder(folder / "compare", "comparison"):  # an unwritable one is told before any work
         if live is None:
@@ -228,7 +232,7 @@ def simulate_like(
             "sha256": profile.sha256,
             "captured_sizes": None if sizes is None else list(sizes),
         },
-        "policy_profile": {"name": believed.name, "sha256": believed.sha256},
+        "policy_profile": {"name": believed.name, "status": believed.status, "sha256": believed.sha256},
         "policy": manifest["policy"],
         "live": manifest,
         "extrapolated": dict(cost.extrapolated),
