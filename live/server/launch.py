@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from simmoe.errors import UsageError
-from simmoe.live.engine.policy_options import POLICY_KEY
-from simmoe.live.engine.transport import CONFIG_KEY
+from simmoe.live.engine.options import read_options
+from simmoe.live.engine.policy_options import POLICY_KEY, PolicyOptions
+from simmoe.live.engine.transport import CONFIG_KEY, EngineOptions
 from simmoe.live.engine.versions import live_versions
-from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES
+from simmoe.live.measure.engine import CAPTURED_SIZES
+from simmoe.live.server.additional_config import FLAG, with_given
 from simmoe.live.server.upstream import Address
 from simmoe.live.server.warm_up import warm_up
 from simmoe.policies.protocols import PolicyContext
@@ -105,6 +107,10 @@ class EngineLaunch:
     """Step-cost table that T(n, k) comes from."""
     graphs: Graphs = "keyed"
     """CUDA graphs: keyed by k at every size up to the token budget, keyed by k at vLLM's default sizes, or none."""
+    captured_ks: tuple[int, ...] = ()
+    """Budgets graphs are captured at, see ``EngineOptions``, as the two that follow. Empty: every budget."""
+    graph_memory_gib: float = 0.0
+    uncaptured_k: str = "eager"
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     record_steps: bool = False
@@ -112,7 +118,7 @@ class EngineLaunch:
     decisions: str = ""
     """Folder to record every view and plan in; empty: none."""
     further: Sequence[str] = ()
-    """Further arguments of ``vllm serve``, as they are; they win over the ones above."""
+    """Further arguments of ``vllm serve``; they win over the ones above, save ``--additional-config``, which adds."""
 
     def check_devices(self) -> None:
         """Make sure that every engine gets a card of its own, where there are cards.
@@ -141,15 +147,28 @@ class EngineLaunch:
         self.choice.batch(context)
         self.choice.route(context)
 
+    def check_options(self) -> None:
+        """Read simmoe's own options once, as the engines will in minutes.
+
+        Raises:
+            UsageError: a further ``--additional-config`` contradicts them.
+            LiveError: one does not exist or is outside its range.
+        """
+        config, _ = self._additional_config(0)
+        EngineOptions(k_max=self.k_max, **read_options(EngineOptions, CONFIG_KEY, config[CONFIG_KEY]))
+        PolicyOptions.given(config[POLICY_KEY])
+
     def arguments(self, rank: int) -> list[str]:
-        """Return the arguments of ``vllm serve`` for one engine, the model left out."""
+        """Return the arguments of ``vllm serve`` for one engine, the model left out.
+
+        Raises:
+            UsageError: a further ``--additional-config`` contradicts the fields.
+        """
         is_gpu = bool(visible_gpus())
         is_async = is_gpu and "--no-async-scheduling" not in self.further
         scheduler = f"simmoe.live.engine.policy_host.{'Async' * is_async}PolicyScheduler"
-        budgets: dict[str, Any] = {"default_k": self.default_k or self.k_max, "record_steps": self.record_steps}
         arguments = ["--scheduler-cls", scheduler, "--no-enable-prefix-caching"]
         if is_gpu and self.graphs != "none":
-            budgets["captured_ks"] = sorted({*(k for k in CAPTURED_KS if k < self.k_max), self.k_max})
             if self.graphs == "keyed":
                 limit = self.max_num_batched_tokens or CAPTURED_SIZES[-1]
                 sizes = [size for size in CAPTURED_SIZES if size <= limit]
@@ -159,13 +178,23 @@ class EngineLaunch:
             arguments.append("--enforce-eager")
         if self.record_steps:
             arguments += ["--worker-cls", "simmoe.live.engine.timed_worker.TimedWorker"]
-        policy = self.policy_options(rank, self.choice, self.num_ranks)
-        arguments += ["--additional-config", json.dumps({CONFIG_KEY: budgets, POLICY_KEY: policy})]
+        config, further = self._additional_config(rank)
+        arguments += [FLAG, json.dumps(config)]
         if self.max_num_seqs is not None:
             arguments += ["--max-num-seqs", str(self.max_num_seqs)]
         if self.max_num_batched_tokens is not None:
             arguments += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
-        return [*arguments, *self.further]
+        return [*arguments, *further]
+
+    def _additional_config(self, rank: int) -> tuple[dict[str, Any], list[str]]:
+        """Return simmoe's options with what is given besides, and the other further arguments."""
+        options = {
+            name: list(value) if isinstance(value := getattr(self, name), tuple) else value
+            for name in ("default_k", "captured_ks", "graph_memory_gib", "uncaptured_k", "record_steps")
+            if getattr(self, name) != getattr(EngineLaunch, name)
+        }
+        policy = self.policy_options(rank, self.choice, self.num_ranks)
+        return with_given({CONFIG_KEY: options, POLICY_KEY: policy}, self.further)
 
     def policy_options(self, rank: int, choice: PolicyChoice, num_ranks: int) -> dict[str, Any]:
         """Return how one engine is to host the batch part of a policy, as ``PolicyOptions`` are given.

@@ -13,11 +13,12 @@ import click
 
 from simmoe.analysis.metrics import summarise
 from simmoe.commands.deployment_options import slo_options, take_slo
+from simmoe.commands.graph_options import GRAPH_OPTIONS, graph_options, take_graphs
 from simmoe.commands.notes import describe_profile, describe_trace, versions
 from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.commands.run_summary import format_summary
-from simmoe.commands.serve import check_default_k, require_server_packages
+from simmoe.commands.serve import check_default_k, require_server_packages, stall_timeout_option
 from simmoe.commands.without_effect import refuse_given
 from simmoe.commands.workload_options import spec_from_options, workload_options
 from simmoe.errors import LiveError, UsageError
@@ -35,10 +36,10 @@ _FROM_STEPS = ("budget k", "busy", "KV")
 
 #: What says how engines are started, and what says how an endpoint is asked.
 _ENGINE_OPTIONS = (
-    "replicas", "policy", "graphs", "max_num_seqs", "max_num_batched_tokens", "default_k", "record_decisions",
+    "replicas", "policy", *GRAPH_OPTIONS, "max_num_seqs", "max_num_batched_tokens", "default_k", "record_decisions",
     "vllm_arguments",
 )  # fmt: skip
-_ENDPOINT_OPTIONS = ("served_model", "api_key", "vocab_size", "k_max")
+_ENDPOINT_OPTIONS = ("served_model", "api_key", "vocab_size", "k_max", "stall_timeout_s")
 
 
 @click.group()
@@ -61,15 +62,10 @@ def live() -> None:
     help="Where the endpoint does not tell.",
 )
 @click.option("--k-max", type=click.IntRange(min=1), help="Largest budget of the workload with --url.  [default: 32]")
+@stall_timeout_option("With --url: longest wait while no answer gets on; inf: for ever.")
 @click.option("--policy", metavar="POLICY", help="With --model.  [default: fifo+queue-aware]")
 @click.option("--profile", default=DEFAULT_PROFILE, show_default=True, help="Step-cost profile T(n, k) comes from.")
-@click.option(
-    "--graphs",
-    type=click.Choice(("keyed", "default", "none")),
-    default="keyed",
-    show_default=True,
-    help="GPU: CUDA graphs keyed by k at every size, at vLLM's default sizes, or none.",
-)
+@graph_options
 @click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
 @click.option("--default-k", type=int, help="Budget of a request that names none.  [default: the largest]")
@@ -96,9 +92,9 @@ def drive(
     api_key: str,
     vocab_size: int,
     k_max: int | None,
+    stall_timeout_s: float,
     policy: str | None,
     profile: str,
-    graphs: str,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     default_k: int | None,
@@ -120,6 +116,7 @@ def drive(
         refuse_given(_ENGINE_OPTIONS, "is for engines started here; give --model instead of --url")
     else:
         refuse_given(_ENDPOINT_OPTIONS, "is for an endpoint; give --url instead of --model")
+    graphs = take_graphs(options)
     if record_decisions and not out:
         raise UsageError("--record-decisions needs --out")
     require_server_packages(needs_vllm=model is not None)
@@ -148,7 +145,7 @@ def drive(
             default_k=default_k or 0,
             num_ranks=replicas,
             profile=profile,
-            graphs=graphs,  # type: ignore[arg-type]
+            **graphs,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             record_steps=True,
@@ -156,6 +153,7 @@ def drive(
             further=vllm_arguments,
         )
         launch.check_devices()
+        launch.check_options()
         launch.check_policy(loaded.cost().prefill_s)
     with record_folder(out) if out else nullcontext() as folder:
         if launch:
@@ -174,7 +172,8 @@ def drive(
                 "flags": [],
                 "seed": spec.seed,
             }
-            host = endpoint_host(url or "", served_model, api_key or os.environ.get("VLLM_API_KEY", ""))
+            key = api_key or os.environ.get("VLLM_API_KEY", "")
+            host = endpoint_host(url or "", served_model, key, stall_timeout_s)
         result = run_live(
             workload,
             host,

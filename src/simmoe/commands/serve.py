@@ -6,26 +6,49 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from simmoe.commands.evidence import save_evidence
+from simmoe.commands.graph_options import GRAPH_OPTIONS, graph_options, take_graphs
 from simmoe.commands.notes import describe_profile
 from simmoe.commands.without_effect import refuse_given
 from simmoe.errors import MissingDependency, OutputError, PolicyError, UsageError
 from simmoe.live.engine.versions import check_vllm
+from simmoe.live.server.stall import STALL_TIMEOUT_S
 from simmoe.policies.registry import PolicyChoice, parse_parts, parse_policy
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 
 _ENGINE_OPTIONS = (
-    "replicas", "default_k", "graphs", "max_num_seqs", "max_num_batched_tokens", "record_steps", "log_dir",
+    "replicas", "default_k", *GRAPH_OPTIONS, "max_num_seqs", "max_num_batched_tokens", "record_steps", "log_dir",
     "vllm_arguments",
 )  # fmt: skip
 
 LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def stall_timeout_option(text: str) -> Callable[[Command], Command]:
+    """Add ``--stall-timeout-s`` to a command."""
+    return click.option(
+        "--stall-timeout-s",
+        type=click.FloatRange(min=1),
+        default=STALL_TIMEOUT_S,
+        show_default=True,
+        callback=_refuse_nan,
+        help=text,
+    )
+
+
+def _refuse_nan(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if math.isnan(value):
+        raise UsageError(f"{parameter.opts[0]} is nan; give seconds, or inf")
+    return value
 
 
 @click.command()
@@ -46,13 +69,7 @@ LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
 @click.option(
     "--max-inflight", type=click.IntRange(min=1), help="Requests in flight, then 429.  [default: 2048 a replica]"
 )
-@click.option(
-    "--graphs",
-    type=click.Choice(("keyed", "default", "none")),
-    default="keyed",
-    show_default=True,
-    help="GPU: CUDA graphs keyed by k at every size, at vLLM's default sizes, or none.",
-)
+@graph_options
 @click.option("--max-num-seqs", type=click.IntRange(min=1), help="Requests that may run at once on an engine.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Tokens one step may compute.")
 @click.option("--record-steps", is_flag=True, help="Engines keep their steps until 'simmoe live run --url' takes them.")
@@ -69,6 +86,7 @@ LOG_FORMAT = "%(asctime)s simmoe: %(message)s"
     show_default=True,
     help="Longest drain after SIGTERM.",
 )
+@stall_timeout_option("An engine with requests that makes no step for so long is dead; inf: never.")
 @click.option("--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Where the engines' output goes.")
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED)
 def serve(
@@ -83,14 +101,15 @@ def serve(
     port: int,
     api_keys: Sequence[str],
     max_inflight: int | None,
-    graphs: str,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     record_steps: bool,
     record_decisions: Path | None,
     drain_timeout_s: float,
+    stall_timeout_s: float,
     log_dir: Path | None,
     vllm_arguments: Sequence[str],
+    **options: Any,
 ) -> int:
     """Serve a model with a routing budget a request.
 
@@ -102,6 +121,7 @@ def serve(
         refuse_given(_ENGINE_OPTIONS, "is for engines started here; those at --url have their own")
     else:
         refuse_given(("k_max",), "is for engines at --url; those started here take what their model does")
+    graphs = take_graphs(options)
     if not math.isfinite(drain_timeout_s):
         raise UsageError(f"--drain-timeout-s is {drain_timeout_s}; give seconds")
     if "" in api_keys:
@@ -140,7 +160,7 @@ def serve(
             default_k=default_k or 0,
             num_ranks=replicas,
             profile=profile,
-            graphs=graphs,  # type: ignore[arg-type]
+            **graphs,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             record_steps=record_steps,
@@ -148,6 +168,7 @@ def serve(
             further=vllm_arguments,
         )
         launch.check_devices()
+        launch.check_options()
         launch.check_policy(prefill_s)
     num_ranks = replicas if launch else len(urls)
     keys = list(api_keys) or [key for key in (os.environ.get("VLLM_API_KEY"),) if key]
@@ -164,6 +185,7 @@ def serve(
         port=port,
         log_dir=log_dir,
         drain_timeout_s=drain_timeout_s,
+        stall_timeout_s=stall_timeout_s,
         on_ready=lambda url: click.echo(f"serving {model or ', '.join(urls)} at {url}/v1 ({_text(num_ranks, choice)})"),
         on_policy_error=PolicyErrors(),
     )
