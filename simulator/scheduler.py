@@ -198,9 +198,11 @@ class Scheduler:
 
     @property
     def k_running(self) -> int:
-        """The largest executed budget among sequences that decode and the prompt in progress."""
-        partial = self.partial
-        return self.decodes.k_exec if partial is None else max(self.decodes.k_exec, partial.k_exec)
+        """The largest executed budget among running requests, those whose last token is not out yet included."""
+        others = [request.k_exec for request in self._leaving if request in self.running]
+        if self.partial is not None:
+            others.append(self.partial.k_exec)
+        return max([self.decodes.k_exec, *others])
 
     def check_integrity(self) -> None:
         """Assert that every KV block is free or accounted for, and that the aggregates match the requests."""

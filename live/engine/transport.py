@@ -90,8 +90,8 @@ def request_k(sampling_params: Any, default_k: int) -> int:
 def tell_k_running(stats: Any, vllm_config: Any, k_running: int) -> None:
     """Put an engine's ``k_running`` into a step's ``SchedulerStats``, on its way to the front end.
 
-    They cross the process boundary as the fields vLLM gave them. The one that counts LoRA adapters is empty in an engine
-    that serves none, and read by nobody there; one that does keeps it for them.
+    Only vLLM's own fields of them cross the process boundary. The one that counts LoRA adapters is empty in an engine
+    that serves none, and nobody reads it there; an engine that serves some keeps it for them.
     """
     if vllm_config.lora_config is None:
         stats.running_lora_adapters[_K_RUNNING] = k_running

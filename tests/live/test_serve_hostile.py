@@ -84,6 +84,8 @@ NO_STATE: dict[str, Any] = {
     "a share that is none": json.dumps(STATE | {"kv_used": float("nan")}).encode(),
     "no largest budget": json.dumps({name: value for name, value in STATE.items() if name != "k_max"}).encode(),
     "a largest budget of text": json.dumps(STATE | {"k_max": "8"}).encode(),
+    "a running budget of text": json.dumps(STATE | {"k_running": "8"}).encode(),
+    "a running budget above the largest": json.dumps(STATE | {"k_running": FACTS["k_max"] + 1}).encode(),
     "health that is none": json.dumps(STATE | {"healthy": "perhaps"}).encode(),
 }
 
