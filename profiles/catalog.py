@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simmoe.errors import ProfileError, UsageError, did_you_mean
+from simmoe.profiles.keyed_cost import KeyedStepCost
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import StepTable
 from simmoe.profiles.table_file import read_table
@@ -57,6 +58,18 @@ class Profile:
     def cost(self, async_scheduling: bool = True) -> ProfileStepCost:
         """Return a fresh step cost: one a run, since it counts what it extrapolated."""
         return ProfileStepCost(self._surfaces, async_scheduling)
+
+    def keyed_cost(self, async_scheduling: bool, graph_ks: Collection[int]) -> ProfileStepCost | KeyedStepCost:
+        """Return a fresh step cost of an engine that has graphs at some budgets alone.
+
+        Args:
+            async_scheduling: whether the host's time overlaps the device's.
+            graph_ks: budgets with graphs; empty: every one.
+        """
+        cost = self.cost(async_scheduling)
+        if not graph_ks or not self.table.captured_sizes:
+            return cost
+        return KeyedStepCost(cost, Profile(self.table.without_graphs()).cost(async_scheduling), graph_ks)
 
     def captured_at(self, sizes: Sequence[int] | None) -> Profile:
         """Return the profile of the same engine, had its graphs been captured at other sizes.

@@ -88,8 +88,8 @@ class StepCost(Protocol):
         """Return the line a decode-only step of this many sequences follows as its KV grows.
 
         Its ``floor_s``, ``update_s`` and ``wait_s`` are those of the parts, the rest the device's. None but the last
-        grows as sequences leave, and that is within the launch. Asked ahead, of steps that may never run; a line on
-        which one did is also asked for by ``parts_s``.
+        grows as sequences leave, as long as the budget stays, and that is within the launch. Asked ahead, of steps that
+        may never run; a line on which one did is also asked for by ``parts_s``.
         """
         ...
 

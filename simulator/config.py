@@ -17,6 +17,8 @@ MAX_DELAY_S = 3600.0
 MAX_VIEWS = 1_000_000
 #: A sequence holds at least one KV block; larger ones than this are no paging.
 MAX_BLOCK_SIZE = 65_536
+#: What a step does at a budget that has no graphs.
+UNCAPTURED = ("eager", "next")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,15 @@ class EngineConfig:
     watermark: float = 0.0
     """Share of blocks kept free when admitting while others run."""
     captured_ks: tuple[int, ...] = ()
-    """Budgets that CUDA graphs are captured at, ascending: a step runs at the next one. Empty: at every budget."""
+    """Budgets that CUDA graphs are captured at, ascending. Empty: every budget."""
+    uncaptured_k: str = "eager"
+    """How a step runs at another budget: 'eager', at its own without graphs; or 'next', at the next captured one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "captured_ks", tuple(self.captured_ks))
         ascends = all(1 <= k < above for k, above in pairwise((*self.captured_ks, math.inf)))
         _require(ascends, "captured_ks", list(self.captured_ks), "ascending, from at least 1")
+        _require(self.uncaptured_k in UNCAPTURED, "uncaptured_k", self.uncaptured_k, f"one of {', '.join(UNCAPTURED)}")
         _require(self.max_num_batched_tokens >= 1, "max_num_batched_tokens", self.max_num_batched_tokens, "at least 1")
         _require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
         _require(
@@ -62,6 +67,16 @@ class EngineConfig:
         )
         _require(self.num_gpu_blocks >= 2, "num_gpu_blocks", self.num_gpu_blocks, "at least 2 (one is the null block)")
         _require(0 <= self.watermark < 1, "watermark", self.watermark, "in [0, 1)")
+
+    @property
+    def next_ks(self) -> tuple[int, ...]:
+        """Budgets that steps round up to; empty: each runs at its own."""
+        return self.captured_ks if self.uncaptured_k == "next" else ()
+
+    @property
+    def graph_ks(self) -> tuple[int, ...]:
+        """Budgets at which steps cost what graphs do, and at others what kernels launched one by one do; empty: all."""
+        return self.captured_ks if self.uncaptured_k == "eager" else ()
 
 
 @dataclass(frozen=True, slots=True)

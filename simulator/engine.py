@@ -234,7 +234,7 @@ class Engine:
         fit = decodes.steps_within(scheduler.next_index, num_steady, scheduler.pool.num_free_blocks)
         # The boundary after those composes the step that a finishing request is no longer in. With asynchronous
         # scheduling its last token is still to come then, and while nobody waits nothing else changes.
-        leaves = self.lead == 2 and fit == num_steady >= 0 and not scheduler.waiting.by_id
+        leaves = self.lead == 2 and fit == num_steady >= 0 and not scheduler.waiting.by_id and scheduler.host_eases
         if fit + leaves <= 0:
             return None
         k_exec = scheduler.step_ks[decodes.k_exec]

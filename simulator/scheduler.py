@@ -77,8 +77,10 @@ class Scheduler:
         self.pool = PrefixBlockPool(usable) if config.enable_prefix_caching else BlockPool(usable)
         self._least_free_blocks = usable
         self.watermark_blocks = int(config.watermark * config.num_gpu_blocks)
-        self.step_ks = _step_ks(k_max, asker.k_floor(policy), config.captured_ks)
+        self.step_ks = _step_ks(k_max, asker.k_floor(policy), config.next_ks)
         """step_ks[k] is the budget that a step whose largest budget is k runs at."""
+        self.host_eases = not config.graph_ks
+        """Whether a step takes the host no longer as sequences leave: not where a lower budget may have no graphs."""
         self.next_index = 0
         """Index of the next step to be composed."""
         self.plan_stale = True

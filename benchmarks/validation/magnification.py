@@ -80,7 +80,8 @@ def grows_by(
 
 
 def _latencies(experiment: Experiment, profile: Profile, system: str, spec: WorkloadSpec, factor: float) -> FloatArray:
-    engine = EngineConfig(num_gpu_blocks=profile.num_gpu_blocks, captured_ks=experiment.captured_ks or ())
+    ks = experiment.captured_ks or ()
+    engine = EngineConfig(num_gpu_blocks=profile.num_gpu_blocks, captured_ks=ks, uncaptured_k="next")
     front_end = FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s)
     config = SimConfig(
         num_ranks=experiment.num_ranks, k_max=profile.k_max, k_granularity=profile.k_granularity, engine=engine,

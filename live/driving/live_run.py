@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,7 @@ def _result(
 ) -> LiveResult:
     requests = request_columns(workload, lives, start_s, keeper.steps)
     has_steps = any(keeper.steps.values())
-    table = step_columns(keeper.steps, start_s, _graph_tokens(keeper.facts))
+    table = step_columns(keeper.steps, start_s, partial(_replays, keeper.facts))
     manifest = _described(target, manifest, keeper.facts)
     ranks = rank_totals(manifest["config"]["num_ranks"], keeper.steps, table, requests)
     policies = _policies(keeper.facts)
@@ -271,9 +272,10 @@ def _policy_state(target: Host, policies: Mapping[int, dict[str, Any]]) -> dict[
     return {name: snapshot for name, snapshot in state.items() if snapshot is not None}
 
 
-def _graph_tokens(facts: Mapping[int, dict[str, Any]]) -> int:
-    """Return the tokens of the largest step that replays CUDA graphs, as the engines say; 0: none does."""
-    return max((size for told in facts.values() for size in told.get("captured_sizes", ())), default=0)
+def _replays(facts: Mapping[int, dict[str, Any]], rank: int, num_tokens: int, k: int) -> bool:
+    """Return whether a step replays CUDA graphs, as its engine says what it captured."""
+    told = facts.get(rank, {})
+    return k in told.get("captured_ks", ()) and num_tokens <= max(told.get("captured_sizes", ()), default=0)
 
 
 def _config(facts: Mapping[int, dict[str, Any]], num_ranks: int) -> dict[str, Any]:

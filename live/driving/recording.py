@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,9 @@ def clocks_csv(request_ids: Iterable[str], lives: Sequence[Life], start_s: float
     return "".join(",".join(row) + "\n" for row in rows).encode()
 
 
-def step_columns(steps: Mapping[int, Sequence[StepRecord]], start_s: float, graph_tokens: int) -> Columns:
+def step_columns(
+    steps: Mapping[int, Sequence[StepRecord]], start_s: float, replays: Callable[[int, int, int], bool]
+) -> Columns:
     """Return the table of steps, by rank.
 
     A step is taken to last from when it was scheduled, or from the output of the one before if that came later (under
@@ -91,7 +93,7 @@ def step_columns(steps: Mapping[int, Sequence[StepRecord]], start_s: float, grap
     Args:
         steps: of each rank, in order.
         start_s: when the clock began.
-        graph_tokens: largest step that replays CUDA graphs; 0: none does.
+        replays: whether a step of a rank, of so many tokens and at budget k, replays CUDA graphs.
     """
     columns: dict[str, list[Any]] = {name: [] for name in STEP_COLUMNS}
     for rank in sorted(steps):
@@ -107,7 +109,7 @@ def step_columns(steps: Mapping[int, Sequence[StepRecord]], start_s: float, grap
             columns["routed_slots"].append(num_tokens * step.k_exec)
             columns["num_waiting"].append(step.num_waiting)
             columns["num_running"].append(step.num_running)
-            columns["mode"].append("graphs" if num_tokens <= graph_tokens else "eager")
+            columns["mode"].append("graphs" if replays(rank, num_tokens, step.k_exec) else "eager")
     return {name: np.array(values, dtype=_DTYPES[STEP_COLUMNS[name]]) for name, values in columns.items()}
 
 

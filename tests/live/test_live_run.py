@@ -271,13 +271,13 @@ def step(start_s: float, output_s: float, *, prefill: int = 0, decode: int = 0, 
 
 def test_steps_do_not_overlap_and_every_slot_is_counted() -> None:
     steps = {1: [step(5.0, 6.0, prefill=30)], 0: [step(1.0, 2.0, prefill=20), step(1.5, 2.5, decode=3, k=8)]}
-    table = step_columns(steps, 1.0, graph_tokens=25)
+    table = step_columns(steps, 1.0, lambda rank, tokens, k: tokens + rank <= 20 and k == 4)
     check_columns(table, STEP_COLUMNS, "steps")
     assert table["dp_rank"].tolist() == [0, 0, 1]
     assert table["start_s"].tolist() == [0.0, 1.0, 4.0]  # the second was scheduled early, and waited for the first
     assert table["duration_s"].tolist() == [1.0, 0.5, 1.0]
     assert table["routed_slots"].tolist() == [80, 24, 120]
-    assert table["mode"].tolist() == ["graphs", "graphs", "eager"]
+    assert table["mode"].tolist() == ["graphs", "eager", "eager"]
     lives = [Life(0, dp_rank=0, first_token_s=2.0, finished_s=3.0, status="finished", output_tokens=3), Life(1)]
     requests = request_columns(workload([0.0, 1.0], prompt_tokens=20), lives, 1.0, steps)
     check_columns(requests, REQUEST_COLUMNS, "requests")

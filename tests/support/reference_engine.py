@@ -174,13 +174,14 @@ class ReferenceEngine:
         prefill = [(r, n) for r, n in scheduled if r.computed < r.prefill_end]
         decodes = [(r, n) for r, n in scheduled if r.computed >= r.prefill_end]
         k_exec = max(max(r.k for r, _ in scheduled), int(getattr(self.policy, "k_floor", 0)))
+        rounding = self.config.captured_ks if self.config.uncaptured_k == "next" else ()
         shape = StepShape(
             sum(n for _, n in prefill),
             sum(n * r.computed + n * (n + 1) // 2 for r, n in prefill),
             len(prefill),
             len(decodes),
             sum(r.computed + 1 for r, _ in decodes),
-            min((k for k in self.config.captured_ks if k >= k_exec), default=k_exec),
+            min((k for k in rounding if k >= k_exec), default=k_exec),
         )
         samples = []
         for request, new in scheduled:

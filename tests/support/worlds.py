@@ -56,6 +56,7 @@ def engine_configs(draw: st.DrawFn, /, **fixed: Any) -> EngineConfig:
         "async_scheduling": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.05])),
         "captured_ks": draw(st.sampled_from([(), (K_MAX,), (2, 3, K_MAX)])),
+        "uncaptured_k": draw(st.sampled_from(["eager", "next"])),
     }
     return EngineConfig(**{**settings, **fixed})
 

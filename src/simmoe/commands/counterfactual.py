@@ -120,7 +120,8 @@ def _deployment(record: RunRecord) -> tuple[SimConfig, PolicyChoice, StepCost, C
     if config.engine.enable_prefix_caching:
         raise RecordError("the first run had a prefix cache, and a record does not keep prefixes")
     config = replace(config, record_steps=False, max_time_s=None)
-    cost = profile.captured_at(manifest["profile"].get("captured_sizes")).cost(config.engine.async_scheduling)
+    engine, sizes = config.engine, manifest["profile"].get("captured_sizes")
+    cost = profile.captured_at(sizes).keyed_cost(engine.async_scheduling, engine.graph_ks)
     return config, choice, cost, believed.cost().prefill_s
 
 

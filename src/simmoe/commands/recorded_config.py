@@ -29,7 +29,7 @@ def simulated_config(record: RunRecord) -> SimConfig:
     """
     given = _config(record)
     parts = {
-        "engine": _built(EngineConfig, given.get("engine") or {}, _ENGINE),
+        "engine": _built(EngineConfig, _engine(record), _ENGINE),
         "front_end": _built(FrontEndConfig, given.get("front_end") or {}, _FRONT_END),
     }
     return _built(SimConfig, {**given, **parts}, "config")
@@ -37,7 +37,7 @@ def simulated_config(record: RunRecord) -> SimConfig:
 
 def live_engine(record: RunRecord) -> EngineConfig:
     """Return the configuration of a live run's engines, as they reported it; as :func:`simulated_config`."""
-    return _built(EngineConfig, _config(record).get("engine") or {}, _ENGINE, _UNREPORTED)
+    return _built(EngineConfig, _engine(record), _ENGINE, _UNREPORTED)
 
 
 def whole_number(record: RunRecord, name: str) -> int:
@@ -51,13 +51,25 @@ def captured_sizes(record: RunRecord) -> tuple[int, ...] | None:
     Raises:
         RecordError: they are no ascending sizes.
     """
-    sizes = (_config(record).get("engine") or {}).get("captured_sizes")
+    sizes = _engine(record).get("captured_sizes")
     if sizes is None:
         return None
     _require_kind(sizes, tuple[int, ...], "captured_sizes", _ENGINE)
     if any(b <= a for a, b in zip([0, *sizes], sizes, strict=False)):
         raise RecordError(f"{_ENGINE}.captured_sizes is {reprlib.repr(sizes)}; it must ascend from at least 1")
     return tuple(sizes)
+
+
+def graph_ks(record: RunRecord) -> tuple[int, ...]:
+    """Return the budgets at which a live run's engines had graphs, steps at others being without; empty: at all.
+
+    Raises:
+        RecordError: they are no budgets.
+    """
+    engine = _engine(record)
+    ks = engine.get("captured_ks") or ()
+    _require_kind(ks, tuple[int, ...], "captured_ks", _ENGINE)
+    return tuple(ks) if engine["uncaptured_k"] == "eager" else ()
 
 
 def require_k_max(record: RunRecord, profile: Profile, whose: str) -> None:
@@ -75,6 +87,11 @@ def _config(record: RunRecord) -> Mapping[str, Any]:
     given = record.manifest.get("config") or {}
     assert isinstance(given, Mapping), "of a checked record"
     return given
+
+
+def _engine(record: RunRecord) -> Mapping[str, Any]:
+    """Return a manifest's engine; before there was a choice, steps ran at the next captured budget."""
+    return {"uncaptured_k": "next", **(_config(record).get("engine") or {})}
 
 
 def _built(cls: type[Config], given: Mapping[str, Any], where: str, optional: Collection[str] = ()) -> Config:
@@ -114,7 +131,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def _said(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
     if kind == tuple[int, ...]:
         return "a list of whole numbers"
     return " or ".join(names[one] for one in get_args(kind)) if get_args(kind) else names[kind]

@@ -218,7 +218,8 @@ def simulate_like(
         output_tokens=requests["output_tokens"],
         k_qos=requests["k_qos"],
     )
-    cost = with_host(profile, host).captured_at(sizes).cost(config.engine.async_scheduling)
+    engine = config.engine
+    cost = with_host(profile, host).captured_at(sizes).keyed_cost(engine.async_scheduling, engine.graph_ks)
     believed = believed or profile
     result = simulate(workload, config, cost, choice.batch, choice.route, prefill_s=believed.cost().prefill_s)
     simulated: dict[str, Any] = {
