@@ -91,6 +91,26 @@ OVERLAP = 4
 _CELL_SPREAD, _CELLS = 0.1, 50
 
 
+class DeviceParts(NamedTuple):
+    """Seconds of the parts of a step's device time, one value a step: [num_steps] each."""
+
+    dense_s: FloatArray
+    """Dense products, what tokens move beside them, and what a layer takes whatever its size."""
+    experts_s: FloatArray
+    """Routed experts."""
+    attention_s: FloatArray
+    """Attention blocks of decoding sequences, their KV left out."""
+    head_s: FloatArray
+    """The language-model head and the sampler."""
+    exchanges_s: FloatArray
+    """What passes between cards."""
+
+    @property
+    def device_s(self) -> FloatArray:
+        """All of it."""
+        return self.dense_s + self.experts_s + self.attention_s + self.head_s + self.exchanges_s
+
+
 class LayerPoints(NamedTuple):
     """Measured times of one layer's routed experts alone."""
 
@@ -144,9 +164,10 @@ def device_s(
         parallel: the cards the model is spread over.
         routed_alike: whether tokens of one prompt are routed alike; else independently.
     """
-    alike = efficiencies.alike_of(model) if routed_alike else 0.0
-    work = step_work(model, num_tokens, k, decode=decode, parallel=parallel, alike=alike)
-    return _seconds(model, card, efficiencies, work)
+    parts = device_parts(
+        model, card, efficiencies, num_tokens, k, decode=decode, parallel=parallel, routed_alike=routed_alike
+    )
+    return parts.device_s
 
 
 def learn(grids: Sequence[GridPoints], layers: Sequence[LayerPoints] = ()) -> Efficiencies:
@@ -182,7 +203,7 @@ def _fitted(
     def misfit(logs: FloatArray) -> FloatArray:
         by = at(logs)
         ratios = [
-            _seconds(grid.model, grid.card, by, _work_at(by.alike_of(grid.model), counted)) / grid.device_s
+            _parts(grid.model, grid.card, by, _work_at(by.alike_of(grid.model), counted)).device_s / grid.device_s
             for grid, counted in zip(grids, of_grids, strict=True)
         ]
         ratios += [
@@ -232,17 +253,33 @@ def _robust(ratios: FloatArray) -> FloatArray:
     return residuals
 
 
-def _seconds(model: ModelShape, card: Card, by: Efficiencies, work: StepWork) -> FloatArray:
-    moved = work.token_bytes * by.token_traffic + work.logit_bytes * by.logit_traffic
-    return (
-        _product_s(card, work.dense_flop, work.dense_bytes, by.dense_compute, by.dense_memory)
-        + _product_s(card, work.head_flop, work.head_bytes, by.dense_compute, by.dense_memory)
-        + _experts_s(model, card, by, work)
-        + moved / card.memory_byte_s
-        + work.decode_heads * by.decode_block_s / card.num_sms
-        + model.num_layers * by.layer_s
-        + work.link_bytes / (card.link_byte_s * by.link)
-        + work.exchanges * by.exchange_s
+def device_parts(
+    model: ModelShape,
+    card: Card,
+    efficiencies: Efficiencies,
+    num_tokens: npt.ArrayLike,
+    k: npt.ArrayLike,
+    *,
+    decode: bool,
+    parallel: Parallelism = ONE_CARD,
+    routed_alike: bool = True,
+) -> DeviceParts:
+    """Return the parts of the estimated device seconds of steps; arguments are those of :func:`device_s`."""
+    alike = efficiencies.alike_of(model) if routed_alike else 0.0
+    work = step_work(model, num_tokens, k, decode=decode, parallel=parallel, alike=alike)
+    return _parts(model, card, efficiencies, work)
+
+
+def _parts(model: ModelShape, card: Card, by: Efficiencies, work: StepWork) -> DeviceParts:
+    return DeviceParts(
+        dense_s=_product_s(card, work.dense_flop, work.dense_bytes, by.dense_compute, by.dense_memory)
+        + work.token_bytes * by.token_traffic / card.memory_byte_s
+        + model.num_layers * by.layer_s,
+        experts_s=_experts_s(model, card, by, work),
+        attention_s=work.decode_heads * by.decode_block_s / card.num_sms,
+        head_s=_product_s(card, work.head_flop, work.head_bytes, by.dense_compute, by.dense_memory)
+        + work.logit_bytes * by.logit_traffic / card.memory_byte_s,
+        exchanges_s=work.link_bytes / (card.link_byte_s * by.link) + work.exchanges * by.exchange_s,
     )
 
 

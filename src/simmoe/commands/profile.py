@@ -44,7 +44,8 @@ def list_profiles() -> None:
 @profile.command(short_help="A table's provenance, times and errors.")
 @click.argument("name", default=DEFAULT_PROFILE)
 @click.option("--sync", is_flag=True, help="Synchronous scheduling: the host's time adds to the device's.")
-def show(name: str, sync: bool) -> None:
+@click.option("--parts", is_flag=True, help="What of a step is dense layers, experts, attention, head, host.")
+def show(name: str, sync: bool, parts: bool) -> None:
     """Show where profile NAME (or a table's path) comes from, and its times in milliseconds."""
     from rich.console import Console
 
@@ -54,6 +55,12 @@ def show(name: str, sync: bool) -> None:
     loaded = load_profile(name)
     layer = layer_times_of(name, loaded.table)
     console = Console(highlight=False, markup=False)
+    if parts:
+        from simmoe.commands.profile_parts import part_tables
+
+        for shown in part_tables(loaded, layer, async_scheduling=not sync):
+            console.print(shown, soft_wrap=isinstance(shown, str))
+        return
     console.print(f"{loaded.label}: {loaded.table.summary}")
     console.print(facts(loaded))
     for table in time_tables(loaded, async_scheduling=not sync):

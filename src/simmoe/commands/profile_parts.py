@@ -1,0 +1,77 @@
+"""``simmoe profile show NAME --parts``: what of a step's milliseconds is what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.table import Table
+
+from simmoe.commands.profile_view import CONTEXT_TOKENS, decode_shape
+from simmoe.profiles.catalog import Profile, layer_times_of, load_profile, profile_names
+from simmoe.profiles.estimating.parts import StepTakenApart, efficiencies_of
+from simmoe.profiles.layer_times import LayerTimes
+from simmoe.profiles.shape import StepShape
+from simmoe.profiles.step_cost import PROMPT_TOKENS, prompt_shape
+
+#: Heading -> field of StepSeconds, in the order shown.
+_COLUMNS = {
+    "dense": "dense_s",
+    "experts": "experts_s",
+    "attention": "attention_s",
+    "head": "head_s",
+    "exchanges": "exchanges_s",
+    "host": "host_s",
+    "rest": "rest_s",
+    "step": "step_s",
+}
+
+
+def part_tables(profile: Profile, layer: LayerTimes | None, *, async_scheduling: bool) -> Iterator[str | Table]:
+    """Yield where the parts are from, and the parts of steps with prompt tokens and of decode-only steps.
+
+    Shown are sizes that are powers of two, and the last one, at the least, a middle and the largest budget.
+
+    Raises:
+        UsageError: the profile names no model on a known card.
+    """
+    shipped = ((load_profile(name).table, layer_times_of(name, load_profile(name).table)) for name in profile_names())
+    efficiencies, tables = efficiencies_of(profile.table, layer, shipped)
+    apart = StepTakenApart(profile.table, efficiencies, layer, async_scheduling)
+    scheduling = "asynchronous" if async_scheduling else "synchronous"
+    yield (
+        f"{profile.label}: parts of a step, ms ({scheduling} scheduling). Step, attention and host are the table's; "
+        "experts marked t are one layer's timed alone, times the layers; those not so marked, dense layers, head with "
+        f"sampler and exchanges are counted work at efficiencies learned from {', '.join(tables)}; rest is what all of "
+        "them leave of the step."
+    )
+    prompts = f"prompts of {PROMPT_TOKENS:,} tokens"
+    decode = f"decode at {CONTEXT_TOKENS:,} KV tokens a sequence"
+    ks = _some(profile.table.prefill.ks)
+    yield _part_table(prompts, "tokens", profile.table.prefill.sizes, ks, prompt_shape, apart)
+    yield _part_table(decode, "seqs", profile.table.decode.sizes, ks, decode_shape, apart)
+
+
+def _some(ks: Sequence[int]) -> list[int]:
+    return sorted({ks[0], ks[len(ks) // 2], ks[-1]})
+
+
+def _part_table(
+    title: str,
+    size_name: str,
+    sizes: Sequence[int],
+    ks: Sequence[int],
+    shape_of: Callable[[int, int], StepShape],
+    apart: StepTakenApart,
+) -> Table:
+    rows = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in (size_name, "k", *_COLUMNS):
+        rows.add_column(heading, justify="right", no_wrap=True)
+    for size in sizes:
+        if size & (size - 1) and size != sizes[-1]:
+            continue
+        for k in ks:
+            parts = apart.seconds(shape_of(size, k))
+            shown = {heading: f"{1e3 * getattr(parts, field):z.2f}" for heading, field in _COLUMNS.items()}
+            shown["experts"] += " t" if apart.is_timed(size, k) else "  "
+            rows.add_row(f"{size:,}", str(k), *shown.values())
+    return rows
