@@ -188,7 +188,9 @@ def test_every_step_is_in_the_record_however_the_run_ends(
 
 def test_engines_that_were_warmed_up_host_the_policy_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has seen nothing but the run, as in the simulator; so has its recording."""
-    launch = EngineLaunch(model=Path("model"), choice=parse_policy("tiers"), k_max=8, num_ranks=2, decisions=str(tmp_path))
+    launch = EngineLaunch(
+        model=Path("model"), choice=parse_policy("tiers"), k_max=8, num_ranks=2, decisions=str(tmp_path)
+    )
     made = [Engine(0), Engine(1)]
 
     async def start(launch: EngineLaunch, engines: list[Any]) -> None:
