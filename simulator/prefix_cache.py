@@ -3,8 +3,9 @@
 The unit is what one hash id covers (Mooncake: 512 tokens, 32 blocks of 16). As in vLLM 0.32, freed blocks without a
 findable hash are reused first; hashed ones are reused in the order they were freed, a request's last block before its
 first, generated tokens included; a hit never covers a whole prompt, since the last token must be computed for its
-logits. Differences from vLLM, all of them small: a unit is found only once it is wholly computed, and is evicted whole.
-KV computed at one budget is not KV at another, so keys carry the budget.
+logits. What a preempted request had computed it finds again, outputs too, while it is there. Differences from vLLM, of
+no effect where a unit is one block: a unit is found only once it is wholly computed, and is evicted whole. KV computed
+at one budget is not KV at another, so keys carry the budget.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ UnitKey = tuple[int, int]
 """(budget, hash id)"""
 
 
+def own_hash(row: int, position: int) -> int:
+    """Return the hash id of a hash block that only one request has, outputs in it: no trace's, which are from 0."""
+    return -1 - (row << 32 | position)
+
+
 class CachedUnit:
-    """KV of one hash block, findable by its key until evicted; with no key, generated tokens nobody can find."""
+    """KV of one hash block, findable by its key until evicted; with no key, tokens that nobody can find."""
 
     __slots__ = ("key", "num_blocks", "num_references", "ticket")
 

@@ -55,7 +55,7 @@ class SimRequest:
         self.front_end = front_end
         """The front end that sent it."""
         self.prefix_hashes = prefix_hashes
-        """Hash ids of the prompt's whole leading hash blocks; empty without a prefix cache."""
+        """Hash ids of the prompt's whole leading hash blocks, with outputs once preempted; empty without a cache."""
         self.queue_key: Any = 0
         """The policy's key of its place in the waiting queue."""
         self.prefill_tokens = view.prompt_tokens

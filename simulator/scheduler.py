@@ -26,7 +26,7 @@ from simmoe.profiles.shape import StepCost, StepParts, StepShape
 from simmoe.simulator.config import EngineConfig
 from simmoe.simulator.decode_set import DecodeSet
 from simmoe.simulator.kv_blocks import BlockPool, blocks_for
-from simmoe.simulator.prefix_cache import CachedUnit, PrefixBlockPool
+from simmoe.simulator.prefix_cache import CachedUnit, PrefixBlockPool, own_hash
 from simmoe.simulator.request import SimRequest
 from simmoe.simulator.result import RankTotals
 from simmoe.simulator.step import Step
@@ -265,7 +265,7 @@ class Scheduler:
     def _preempt(self, request: SimRequest, index: int) -> None:
         """Free a running request while composing step ``index``; it waits, at the front, to be recomputed."""
         del self.running[request]
-        self._free(request, index - 1)
+        self._free(request, index - 1, is_preempted=True)
         request.num_preemptions += 1
         self.totals.num_preemptions += 1
         self.plan_stale = True
@@ -292,8 +292,12 @@ class Scheduler:
         last = min(last_step, request.finish_step) if request.finish_step >= 0 else last_step
         return self.decodes.held_blocks(request, last)
 
-    def _free(self, request: SimRequest, last_step: int) -> None:
-        """Give back all blocks of a request; ``last_step`` is the last composed step it took part in."""
+    def _free(self, request: SimRequest, last_step: int, is_preempted: bool = False) -> None:
+        """Give back all blocks of a request; ``last_step`` is the last composed step it took part in.
+
+        One that is preempted finds again what is left of them then, its outputs' too, but for a block that ends with an
+        output on its way: under asynchronous scheduling nobody knows what is in it.
+        """
         held = self._blocks_held(request, last_step)
         pool = self.pool
         if isinstance(pool, PrefixBlockPool):
@@ -302,16 +306,29 @@ class Scheduler:
             if request.prefill_step >= 0:
                 last = min(last_step, request.finish_step)
                 tokens = request.prefill_tokens + last - request.prefill_step
-            own = held - sum(unit.num_blocks for unit in request.cached_units)
-            hashed = max(0, own - (tokens % block_size != 0))
+                tokens -= is_preempted and self.config.async_scheduling and last > request.prefill_step
+            num_cached = sum(unit.num_blocks for unit in request.cached_units)
+            own = held - num_cached
+            hashed = max(0, tokens // block_size - num_cached)
             pool.give(own - hashed)
-            pool.give_generated(hashed)
-            for unit in reversed(request.cached_units):
+            units = self._keep_units(request, pool, hashed) if is_preempted else []
+            pool.give_generated(hashed - sum(unit.num_blocks for unit in units))
+            for unit in reversed(request.cached_units + units):
                 pool.release(unit)
             request.cached_units = []
         else:
             pool.give(held)
         request.held_blocks = 0
+
+    def _keep_units(self, request: SimRequest, pool: PrefixBlockPool, num_blocks: int) -> list[CachedUnit]:
+        """Make the whole hash blocks among the last ``num_blocks`` a preempted request holds findable by itself."""
+        unit_blocks = self.prefix_block_tokens // self.config.block_size
+        first = len(request.cached_units)
+        end = first + num_blocks // unit_blocks
+        hashes = request.prefix_hashes
+        request.prefix_hashes = hashes + tuple(own_hash(request.row, i) for i in range(len(hashes), end))
+        kept = [pool.insert((request.k_exec, h), unit_blocks) for h in request.prefix_hashes[first:end]]
+        return [unit for unit in kept if unit is not None]
 
     # ---------------------------------------------------------------------------------------------- prompts of a step
 

@@ -8,6 +8,11 @@ from typing import Any
 from simmoe.live.engine.transport import request_k
 
 
+def salted(salt: str | None, k: int) -> str:
+    """Return the salt of a request of budget k that has one of its own, or none."""
+    return f"k={k}" if salt is None else f"k={k},{salt}"
+
+
 def install() -> None:
     """Make engine cores with a budget scheduler salt each request by its k, beside a salt of its own. Idempotent.
 
@@ -25,7 +30,7 @@ def install() -> None:
     def preprocess_add_request(self: Any, request: Any) -> Any:
         if isinstance(self.scheduler, BudgetMixin):
             k = request_k(request.sampling_params, self.scheduler.options.default_k)
-            request.cache_salt = f"k={k}" if request.cache_salt is None else f"k={k},{request.cache_salt}"
+            request.cache_salt = salted(request.cache_salt, k)
         return original(self, request)
 
     preprocess_add_request.simmoe = True  # type: ignore[attr-defined]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from simmoe.live.engine.prefix_salt import salted
 from tests.live.tiny import TINY_OLMOE
 
 BLOCK_SIZE = 16
@@ -39,17 +41,24 @@ def make_scheduler(folder: Path, num_gpu_blocks: int, **args: Any) -> Any:
     )
 
 
-def make_request(name: str, prompt_tokens: int, output_tokens: int, k: int, arrival_s: float = 0.0) -> Any:
-    """Return vLLM's own request; it runs to exactly that many output tokens."""
+def make_request(
+    name: str, prompt_tokens: int, output_tokens: int, k: int, arrival_s: float = 0.0, text: int | None = None
+) -> Any:
+    """Return vLLM's own request; it runs to exactly that many output tokens.
+
+    Its prompt is the beginning of a text, by default one of its own, salted by its budget as the plug-in salts it.
+    """
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher
     from vllm.v1.request import Request
 
+    first = zlib.crc32(name.encode()) if text is None else 31 * text
     params = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args={"simmoe_k": k})
     return Request(
         request_id=name,
-        prompt_token_ids=[2 + (hash(name) + i) % 97 for i in range(prompt_tokens)],
+        prompt_token_ids=[2 + (first + i) % 97 for i in range(prompt_tokens)],
+        cache_salt=salted(None, k),
         sampling_params=params,
         pooling_params=None,
         arrival_time=arrival_s,

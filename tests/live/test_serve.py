@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from simmoe.cli import run as cli
 from simmoe.live.engine.steps import StepRecord
 from simmoe.profiles.weights import WEIGHTS
 from tests.support.deployment import (
@@ -64,7 +65,8 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     policy.write_text(POLICY)
     model = write_tiny_model(tmp_path / "model")
     arguments = ["simmoe", "serve", "--model", str(model), "--replicas", "2", "--policy", f"tiers+{policy}:Picky"]
-    arguments += ["--port", "0", "--log-dir", str(tmp_path), "--record-steps", "--", *VLLM_ARGUMENTS]
+    arguments += ["--port", "0", "--log-dir", str(tmp_path), "--record-steps"]
+    arguments += ["--record-decisions", str(tmp_path / "decisions"), "--", *VLLM_ARGUMENTS]
     with deployed(tmp_path / "serve.log", arguments, START_S, VLLM_API_KEY="secret") as running:
         running.headers = {"Authorization": "Bearer secret"}
         yield running
@@ -79,6 +81,7 @@ def test_a_deployment_from_start_to_drain(deployment: Deployment, tmp_path: Path
     check_killed_server(deployment)
     check_killed_engine(deployment)
     check_drain(deployment)
+    check_recordings(tmp_path / "decisions", f"tiers+{tmp_path}/picky.py:Picky")
 
 
 def check_answers(deployment: Deployment) -> None:
@@ -164,6 +167,11 @@ def running(deployment: Deployment, rank: int) -> float:
     return deployment.metric("simmoe_num_requests_running", rank=str(rank))
 
 
+def k_running(deployment: Deployment, rank: int) -> Any:
+    """Return the largest budget that an engine says it runs."""
+    return deployment.ask("POST", "/simmoe/steps")[1]["ranks"][str(rank)]["k_running"]
+
+
 def generated(deployment: Deployment, rank: int) -> float:
     """Return how many tokens an engine has generated."""
     text = deployment.ask("GET", f"/replicas/{rank}/metrics")[1]
@@ -174,11 +182,13 @@ def generated(deployment: Deployment, rank: int) -> float:
 
 def check_client_that_leaves(deployment: Deployment) -> None:
     before = sum(generated(deployment, rank) for rank in (0, 1))
-    stream = deployment.stream(max_tokens=LONG)
+    stream = deployment.stream(max_tokens=LONG, vllm_xargs={"simmoe_k": 6})
     assert stream.event()
+    wait_for(lambda: k_running(deployment, stream.rank) == 6, "the engine tells what it runs")
     stream.hang_up()
     wait_for(lambda: deployment.metric("simmoe_requests_total", outcome="gone") == 1, "the router has seen it go")
     wait_for(lambda: running(deployment, stream.rank) == 0, "the engine is idle")
+    assert k_running(deployment, stream.rank) == 0
     assert sum(generated(deployment, rank) for rank in (0, 1)) - before < LONG, "it was aborted, not finished"
 
 
@@ -282,3 +292,12 @@ def check_drain(deployment: Deployment) -> None:
     assert (status, "shutting down" in answer["error"]["message"]) == (503, True)
     check_whole(stream.rest(), LONG)
     assert deployment.process.wait(IN_TIME_S) == 0
+
+
+def check_recordings(folder: Path, policy: str) -> None:
+    """What the policies were asked, in engines that were killed too, is asked again: the answers are the same."""
+    names = {path.name for path in folder.iterdir()}
+    assert {"decisions-rank0.jsonl", "decisions-rank1.jsonl", "decisions-route.jsonl"} < names
+    assert any(name.endswith(".1.jsonl") for name in names), "that of an engine that was killed"
+    for name in names:
+        assert cli(["policies", "check", policy, "--replay", str(folder / name)]) == 0

@@ -19,7 +19,7 @@ K_MAX = 8
 class Twin:
     """One rank under one policy."""
 
-    def __init__(self, policy: str, config: EngineConfig) -> None:
+    def __init__(self, policy: str, config: EngineConfig, prefix_block_tokens: int = 512) -> None:
         cost = load_profile(DEFAULT_PROFILE).cost(config.async_scheduling)
         context = PolicyContext(
             cost.prefill_s, 1, K_MAX, 1, config.max_num_seqs, config.max_num_batched_tokens,
@@ -27,10 +27,10 @@ class Twin:
         )  # fmt: skip
         self.totals = RankTotals()
         batch = parse_policy(policy).batch(context)
-        self.scheduler = Scheduler(0, config, K_MAX, batch, cost, Asker(context), 512, self.totals)
+        self.scheduler = Scheduler(0, config, K_MAX, batch, cost, Asker(context), prefix_block_tokens, self.totals)
         self._num_requests = 0
 
-    def add(self, view: RequestView, output_tokens: int) -> None:
+    def add(self, view: RequestView, output_tokens: int, prefix_hashes: tuple[int, ...] = ()) -> None:
         """Queue a request."""
-        self.scheduler.add(SimRequest(self._num_requests, view, output_tokens, view.k_qos, 0, ()))
+        self.scheduler.add(SimRequest(self._num_requests, view, output_tokens, view.k_qos, 0, prefix_hashes))
         self._num_requests += 1

@@ -199,6 +199,18 @@ def test_cached_blocks_give_way_to_running_requests_oldest_first() -> None:
     assert steps_of(result, "num_prefill_tokens") == [(16,), (16,), (24,), (8,)]
 
 
+def test_a_preempted_request_finds_what_is_left_of_its_own_outputs() -> None:
+    """10 blocks of 4 are full when both have 20 tokens; the older grows on by 3 and then has all of its 31.
+
+    It takes the newer one's last block, which ends in no whole hash block, and the second of its hash blocks. Of the
+    21 tokens to compute again, 13 of them outputs, the first 8 are found.
+    """
+    load = workload((0.0, 8, 24, 4), (0.0, 8, 24, 4))
+    result = run(load, enable_prefix_caching=True, num_gpu_blocks=11)
+    assert [tokens for (tokens,) in steps_of(result, "num_prefill_tokens") if tokens] == [16, 13]
+    assert (result.ranks[0].num_preemptions, result.ranks[0].num_cached_tokens) == (1, 8)
+
+
 def test_hash_blocks_must_be_whole_kv_blocks() -> None:
     with pytest.raises(UsageError, match="block_size 3 does not divide"):
         run(workload((0.0, 16, 1, 4), hashes=[(1, 2)]), enable_prefix_caching=True, block_size=3)
