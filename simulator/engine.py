@@ -287,7 +287,7 @@ class Engine:
                     self.log.add(stretch.step(position, last))
         scheduler.skip_decodes(num_steps)
         executing = stretch.step(num_steps, last) if num_steps >= lead else last
-        composed = stretch.step(num_steps + 1, last, executing.end_s) if lead == 2 else None
+        composed = stretch.step(num_steps + 1, last) if lead == 2 else None
         self._host_free_s = stretch.host_free_after(num_steps)
         self._device_free_s = (composed or executing).end_s
         return executing, composed

@@ -39,10 +39,11 @@ class Timetable:
         if not self.interval_s:
             self.last_s = now_s
             return
-        number = int(now_s / self.interval_s)
-        if number * self.interval_s > now_s:
-            number -= 1
-        elif (number + 1) * self.interval_s <= now_s:
-            number += 1
-        self.last_s = number * self.interval_s
-        self.next_s = (number + 1) * self.interval_s
+        interval_s = self.interval_s
+        number = int(now_s / interval_s)
+        last_s, next_s = number * interval_s, (number + 1) * interval_s
+        if last_s > now_s:
+            last_s, next_s = (number - 1) * interval_s, last_s
+        elif next_s <= now_s:
+            last_s, next_s = next_s, (number + 2) * interval_s
+        self.last_s, self.next_s = last_s, next_s

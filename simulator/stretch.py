@@ -31,6 +31,7 @@ class Stretch:
         "_device_ends",
         "_is_async",
         "_kv_start",
+        "_launch_s",
         "_line",
         "boundaries",
         "first_index",
@@ -71,6 +72,7 @@ class Stretch:
         self._line = line
         self._kv_start = decodes.kv_tokens(executing.index)
         self._is_async = composed is not None
+        self._launch_s = line.floor_s - line.update_s if composed is not None else 0.0
         self._device_ends = [executing.end_s]
         """When each step ends on the device, up to where the device waits for the host, and will from there on."""
         self.boundaries: list[float] = []
@@ -85,20 +87,10 @@ class Stretch:
         if leaves and not self._host_waits(num_steady):
             self.num_skipped -= 1  # the host decides when, and has less to do once some are composed no further
 
-    def _device_end_s(self, position: int) -> float:
-        ends = self._device_ends
-        if position < len(ends):
-            return ends[position]
-        base, slope, host_s, update_s, wait_s = self._line
-        device_s = base + slope * (self._kv_start + self._decodes.num_seqs * position)
-        composed_s = self.boundaries[position - 2]
-        end_s, launched_s = (composed_s + wait_s) + device_s, composed_s + (host_s - update_s)
-        return end_s if end_s > launched_s else launched_s
-
     def _host_waits(self, position: int) -> bool:
         """Whether what is composed at a boundary has been launched before the next step ends."""
-        launch_s = self._line.floor_s - self._line.update_s
-        return self.boundaries[position] + launch_s <= self._device_end_s(position + 1)
+        ends = self._device_ends
+        return position + 1 < len(ends) and self.boundaries[position] + self._launch_s <= ends[position + 1]
 
     def _append_launched(self, num_steps: int, update_s: float) -> None:
         """Add steps that are launched at the boundary two before their own.
@@ -110,7 +102,7 @@ class Stretch:
         ends, boundaries = self._device_ends, self.boundaries
         seqs = self._decodes.num_seqs
         base, slope, host_s, line_update_s, wait_s = self._line
-        launch_s = host_s - line_update_s
+        launch_s = self._launch_s
         composed_s, before_s = boundaries[0], ends[1]
         kv_tokens = self._kv_start + 2 * seqs
         kv_last = self._kv_start + (num_steps - 1) * seqs
@@ -137,8 +129,7 @@ class Stretch:
     def _append_held_up(self, num_steps: int) -> None:
         """Add boundaries of steps for which the device waits: the host composes each when done with the one before."""
         boundaries = self.boundaries
-        _, _, host_s, update_s, _ = self._line
-        launch_s = host_s - update_s
+        launch_s, update_s = self._launch_s, self._line.update_s
         num_boundaries = num_steps - 1 - len(boundaries)
         now = boundaries[-1]
         if num_boundaries < SHORT:
@@ -174,17 +165,10 @@ class Stretch:
 
     def host_free_after(self, num_boundaries: int) -> float:
         """Return when the host has launched all that is composed once so many boundaries, at least 1, are passed."""
-        launch_s = self._line.floor_s - self._line.update_s if self._is_async else 0.0
-        return self.boundaries[num_boundaries - 1] + launch_s
+        return self.boundaries[num_boundaries - 1] + self._launch_s
 
-    def step(self, position: int, like: Step, before_s: float | None = None) -> Step:
-        """Return a step not composed at the start, as many waiting and running at its composition as at ``like``'s.
-
-        Args:
-            position: of the step.
-            like: a step composed at the start.
-            before_s: when the step before it ends on the device, if that is known.
-        """
+    def step(self, position: int, like: Step) -> Step:
+        """Return a step not composed at the start, as many waiting and running at its composition as at ``like``'s."""
         decodes = self._decodes
         base, slope, host_s, update_s, wait_s = self._line
         num_seqs = decodes.num_seqs
@@ -203,16 +187,14 @@ class Stretch:
             like.num_waiting,
             like.num_running,
         )
+        ends = self._device_ends
         if not self._is_async:
-            step.start_s, step.end_s = self._device_ends[position - 1], self._device_ends[position]
+            step.start_s, step.end_s = ends[position - 1], ends[position]
             return step
-        start_s = self.boundaries[position - 2]
-        if before_s is None:
-            before_s = self._device_end_s(position - 1)
-        launched_s = start_s + step.launch_s
-        start_s += wait_s
-        if start_s < before_s:
-            start_s = before_s
+        composed_s = self.boundaries[position - 2]
+        start_s, launched_s = composed_s + wait_s, composed_s + step.launch_s
+        if position <= len(ends) and start_s < ends[position - 1]:
+            start_s = ends[position - 1]
         end_s = start_s + device_s
         step.start_s, step.end_s = start_s, end_s if end_s > launched_s else launched_s
         return step
