@@ -18,15 +18,24 @@ from simmoe.live.driving.life import Life
 from simmoe.live.engine.device_clock import DeviceTimes
 from simmoe.live.engine.steps import StepRecord, TimedSteps
 from simmoe.live.server.dispatch import Counts
+from simmoe.live.server.stall import STALL_TIMEOUT_S
 
 _STOP_S = 20.0
 """How long a front end may take to stop its engine."""
 
 
 class Engine:
-    """One engine, through its front end's process, which leads a group of its own."""
+    """One engine, through its front end's process, which leads a group of its own.
 
-    def __init__(self, rank: int, process: asyncio.subprocess.Process) -> None:
+    Args:
+        rank: its ``dp_rank``.
+        process: the front end's.
+        stall_timeout_s: it is given up once it has requests and has made no step for this long.
+    """
+
+    def __init__(
+        self, rank: int, process: asyncio.subprocess.Process, stall_timeout_s: float = STALL_TIMEOUT_S
+    ) -> None:
         self.rank = rank
         self.facts: dict[str, Any] = {}
         """The engine's limits, see :func:`simmoe.live.server.state.engine_state`."""
@@ -34,6 +43,7 @@ class Engine:
         self.on_counts: Callable[[Counts, int], None] = lambda counts, number: None
         """Called with what the engine publishes, and how many requests its front end had received."""
         self._process = process
+        self._stall_timeout_s = stall_timeout_s
         self._timed = TimedSteps()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -132,6 +142,9 @@ class Engine:
                 what, *rest = json.loads(line)
                 if what == "counts":
                     self.on_counts(Counts(*rest[0]), rest[1])
+                    if rest[2] >= self._stall_timeout_s:
+                        gone = f"engine {self.rank} has requests and has made no step for {self._stall_timeout_s:g} s"
+                        break
                 elif what == "up":
                     self._up.set_result(rest[0])
                 elif what == "down":

@@ -19,6 +19,7 @@ from simmoe.live.engine.steps import StepRecord
 from simmoe.live.server.dispatch import Counts, Dispatcher
 from simmoe.live.server.launch import EngineLaunch, visible_gpus
 from simmoe.live.server.route_decisions import RouteRecorder, open_recorder
+from simmoe.live.server.stall import STALL_TIMEOUT_S
 from simmoe.live.server.warm_up import random_prompt, warm_up_batches
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyChoice
@@ -143,7 +144,10 @@ def _publisher(dispatcher: Dispatcher, engine: Engine) -> Callable[[Counts, int]
 
 @asynccontextmanager
 async def running_engines(
-    launch: EngineLaunch, prefill_s: Callable[[int, int], float], on_start: Callable[[str], None] = lambda what: None
+    launch: EngineLaunch,
+    prefill_s: Callable[[int, int], float],
+    on_start: Callable[[str], None] = lambda what: None,
+    stall_timeout_s: float = STALL_TIMEOUT_S,
 ) -> AsyncIterator[LocalEngines]:
     """Start the engines, all at once, warm them up, and stop them at the end.
 
@@ -151,6 +155,7 @@ async def running_engines(
         launch: what to start.
         prefill_s: T(n, k), for a route policy that asks.
         on_start: told what begins.
+        stall_timeout_s: an engine is given up once it has requests and has made no step for this long.
     Raises:
         LiveError: an engine does not start.
     """
@@ -158,7 +163,7 @@ async def running_engines(
     local: LocalEngines | None = None
     try:
         on_start(f"starting {launch.num_ranks} engine(s)")
-        await _start_all(launch, engines)
+        await _start_all(launch, engines, stall_timeout_s)
         local = LocalEngines(engines, launch, prefill_s)
         on_start("warming up")
         await local.warm_up()
@@ -170,13 +175,13 @@ async def running_engines(
         await asyncio.gather(*(engine.stop() for engine in engines))
 
 
-async def _start_all(launch: EngineLaunch, engines: list[Engine]) -> None:
+async def _start_all(launch: EngineLaunch, engines: list[Engine], stall_timeout_s: float) -> None:
     """Start every engine; those begun are in ``engines``, whatever happens."""
     try:
         async with asyncio.TaskGroup() as starting:
             for rank in range(launch.num_ranks):
                 ours, theirs = socket.socketpair()
-                engines.append(Engine(rank, await _start(launch, rank, theirs)))
+                engines.append(Engine(rank, await _start(launch, rank, theirs), stall_timeout_s))
                 starting.create_task(engines[-1].connect(ours))
     except* LiveError as failures:
         raise failures.exceptions[0] from None

@@ -149,7 +149,7 @@ class FrontEnd:
         counts = EngineCounts.of(self._llm)
         while True:
             told = (counts.num_waiting, counts.num_running, counts.kv_used, counts.k_running)
-            self._tell("counts", told, self._num_received)
+            self._tell("counts", told, self._num_received, counts.stalled_s())
             await asyncio.sleep(PUBLISH_INTERVAL_S)
 
     def _tell_death(self) -> None:

@@ -309,8 +309,11 @@ async def endpoint_host(
 
 @asynccontextmanager
 async def engine_host(
-    launch: EngineLaunch, prefill_s: Callable[[int, int], float], on_start: Callable[[str], None]
+    launch: EngineLaunch,
+    prefill_s: Callable[[int, int], float],
+    on_start: Callable[[str], None],
+    stall_timeout_s: float = STALL_TIMEOUT_S,
 ) -> AsyncIterator[Host]:
     """Yield engines of this machine; see :func:`simmoe.live.driving.engines.running_engines`."""
-    async with running_engines(launch, prefill_s, on_start) as engines:
+    async with running_engines(launch, prefill_s, on_start, stall_timeout_s) as engines:
         yield engines

@@ -18,6 +18,7 @@ from simmoe.live.driving.conversation import Engine
 from simmoe.live.driving.front_end import LINE_BYTES, FrontEnd
 from simmoe.live.driving.life import Life
 from simmoe.live.server.dispatch import Counts
+from simmoe.live.server.stall import STALL_TIMEOUT_S
 
 pytestmark = pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'"
@@ -59,6 +60,7 @@ class StandIn:
         self.parameters: list[Any] = []
         self.engine_core = self
         self.errored = False
+        self.stalled_s = 0.0
 
     async def add_request(self, request_id: str, prompt: dict[str, list[int]], parameters: Any) -> Stream:
         from vllm.exceptions import VLLMValidationError
@@ -84,7 +86,9 @@ class StandIn:
 async def conversation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Engine, StandIn, Callable[[], None]]]:
     """Yield the run's end, vLLM's stand-in at the other end, and what cuts the line."""
     stand_in = StandIn()
-    counts = SimpleNamespace(num_waiting=1, num_running=2, kv_used=0.5, k_running=3)
+    counts = SimpleNamespace(
+        num_waiting=1, num_running=2, kv_used=0.5, k_running=3, stalled_s=lambda: stand_in.stalled_s
+    )
 
     async def state(llm: StandIn) -> dict[str, bool]:
         return {"device_clock": False, "hosts_policy": False}
@@ -142,6 +146,27 @@ def test_a_dead_engine_behind_a_front_end_that_lives_has_gone(monkeypatch: pytes
             with pytest.raises(LiveError, match="engine 0: AttributeError: no 'nothing'"):
                 await engine.call("nothing")
             assert engine.has_gone
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_makes_no_step_is_given_up_with_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with conversation(monkeypatch) as (engine, stand_in, _):
+            heard: asyncio.Queue[Counts] = asyncio.Queue()
+            engine.on_counts = lambda counts, number: heard.put_nowait(counts)
+            sending = asyncio.create_task(engine.send(Life(0), [0], 5, 1))
+            stand_in.stalled_s = STALL_TIMEOUT_S - 1
+            for _ in range(3):
+                await heard.get()
+            assert not sending.done() and not engine.has_gone
+            stand_in.stalled_s = STALL_TIMEOUT_S
+            told = f"^engine 0 has requests and has made no step for {STALL_TIMEOUT_S:g} s$"
+            with pytest.raises(LiveError, match=told):
+                await sending
+            assert engine.has_gone
+            with pytest.raises(LiveError, match="engine 0 has gone"):
+                await engine.send(Life(1), [5], 1, 1)
 
     asyncio.run(run())
 

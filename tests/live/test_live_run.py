@@ -193,7 +193,7 @@ def test_engines_that_were_warmed_up_host_the_policy_anew(tmp_path: Path, monkey
     )
     made = [Engine(0), Engine(1)]
 
-    async def start(launch: EngineLaunch, engines: list[Any]) -> None:
+    async def start(launch: EngineLaunch, engines: list[Any], stall_timeout_s: float) -> None:
         engines += made
 
     async def warm_up(local: LocalEngines) -> None:

@@ -39,7 +39,7 @@ _ENGINE_OPTIONS = (
     "replicas", "policy", *GRAPH_OPTIONS, "max_num_seqs", "max_num_batched_tokens", "default_k", "record_decisions",
     "vllm_arguments",
 )  # fmt: skip
-_ENDPOINT_OPTIONS = ("served_model", "api_key", "vocab_size", "k_max", "stall_timeout_s")
+_ENDPOINT_OPTIONS = ("served_model", "api_key", "vocab_size", "k_max")
 
 
 @click.group()
@@ -62,7 +62,7 @@ def live() -> None:
     help="Where the endpoint does not tell.",
 )
 @click.option("--k-max", type=click.IntRange(min=1), help="Largest budget of the workload with --url.  [default: 32]")
-@stall_timeout_option("With --url: longest wait while no answer gets on; inf: for ever.")
+@stall_timeout_option("Longest wait while an engine, or an endpoint, gets on with nothing; inf: for ever.")
 @click.option("--policy", metavar="POLICY", help="With --model.  [default: fifo+queue-aware]")
 @click.option("--profile", default=DEFAULT_PROFILE, show_default=True, help="Step-cost profile T(n, k) comes from.")
 @graph_options
@@ -159,7 +159,9 @@ def drive(
         if launch:
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
             manifest = engine_manifest(launch, choice, replicas, spec, workload.source, versions())
-            host = engine_host(launch, loaded.cost().prefill_s, lambda what: click.echo(what, err=True))
+            host = engine_host(
+                launch, loaded.cost().prefill_s, lambda what: click.echo(what, err=True), stall_timeout_s
+            )
         else:
             manifest = {
                 "kind": "live",
