@@ -14,6 +14,7 @@ from simmoe.policies.loading import GROUPS, METHODS, Kind, describe, installed, 
 from simmoe.policies.parameters import parameters_of
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyPart, parse_parts
+from simmoe.reading import what_is_no_file
 
 if TYPE_CHECKING:
     from simmoe.live.engine.decision_file import DecisionReader
@@ -119,6 +120,8 @@ def _replay(parts: list[PolicyPart], path: Path, context: PolicyContext, profile
         _replay_recording(part, path, context, profile)
         return
     try:
+        if what := what_is_no_file(path):
+            raise DataError(f"'{path}' is {what}; give a file that a failed run or a live one wrote")
         saved: Any = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read the saved call '{path}': {error.strerror}") from None
