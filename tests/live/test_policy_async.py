@@ -70,7 +70,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         for name in ("Stream", "Event", "current_stream"):
             patch.setattr(torch.cuda, name, Stream)
         patch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-        arguments = {**ENGINE, "async_scheduling": True}
+        arguments = {**ENGINE, "async_scheduling": True, "logprobs_mode": "raw_logits"}
         arguments["scheduler_cls"] = "simmoe.live.engine.policy_host.AsyncPolicyScheduler"
         llm = LLM(str(folder), additional_config={"simmoe": {"record_steps": True}}, **arguments)
         assert llm.llm_engine.engine_core.engine_core.batch_queue_size == 2
@@ -170,6 +170,57 @@ def test_tokens_do_not_depend_on_who_schedules(llm: Any) -> None:
         found |= {output.request_id: list(output.outputs[0].token_ids) for output in finish(llm)}
         answers.append(found)
     assert answers[0] == answers[1] and len(answers[0]) == 6
+
+
+IDS = list(range(2, 66))
+"""Tokens whose logits are looked at."""
+
+TOLERANCE = 1e-4
+"""Of a logit, in float32: another batch adds up in another order."""
+
+
+def logits(llm: Any, requests: list[tuple[int, int]], together: bool) -> np.ndarray:
+    """Return [request, IDS] raw logits of each request's one output token; requests are (prompt tokens, k)."""
+    from vllm import SamplingParams
+
+    found: dict[str, list[float]] = {}
+    for i, (prompt_tokens, k) in enumerate(requests):
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False, logprob_token_ids=IDS,
+            extra_args={"simmoe_k": k}, skip_reading_prefix_cache=True,
+        )  # fmt: skip
+        tokens = [2 + (7 * i + j) % 500 for j in range(prompt_tokens)]
+        llm.llm_engine.add_request(f"l{i:02d}", {"prompt_token_ids": tokens}, params)
+        if not together or i == len(requests) - 1:
+            for output in finish(llm):
+                found[output.request_id] = [output.outputs[0].logprobs[0][token].logprob for token in IDS]
+    return np.array([found[name] for name in sorted(found)])
+
+
+def test_each_of_two_steps_in_flight_runs_at_its_own_budget(llm: Any) -> None:
+    """By logits: a prompt fills a step, the next one has another budget and is composed before its tokens are in."""
+    scheduler = host(llm, "fifo")
+    requests = [(64, (1, 8)[i % 2]) for i in range(8)]
+    with told(scheduler) as events:
+        found = logits(llm, requests, together=True)
+    steps = scheduler.drain_steps()
+    assert [(step.num_prefill_tokens, step.k_exec) for step in steps] == requests
+    kinds = [kind for kind, value in events if kind != "add" and value.num_scheduled_tokens]
+    assert kinds == ["schedule", *["schedule", "update"] * 7, "update"], "the next is composed before one is taken in"
+    alone = logits(llm, requests, together=False)
+    others = logits(llm, [(64, 9 - k) for _, k in requests], together=False)
+    assert np.abs(found - alone).max() < TOLERANCE
+    assert np.abs(found - others).max(axis=1).min() > 100 * TOLERANCE, "the other budget would be seen"
+
+
+def test_a_step_of_several_budgets_runs_at_the_largest_with_another_in_flight(llm: Any) -> None:
+    """By logits: two prompts a step, budgets 1 and 8, then 1 and 3."""
+    scheduler = host(llm, "fifo")
+    requests = [(32, k) for k in (1, 8, 1, 3) * 3]
+    found = logits(llm, requests, together=True)
+    assert [step.k_exec for step in scheduler.drain_steps()] == [8, 3] * 3
+    alone = logits(llm, [(32, k) for k in (8, 8, 3, 3) * 3], together=False)
+    assert np.abs(found - alone).max() < TOLERANCE
 
 
 def test_an_abort_with_two_steps_in_flight_leaves_nothing(llm: Any) -> None:
