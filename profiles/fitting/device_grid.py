@@ -45,6 +45,8 @@ class DeviceFit(NamedTuple):
     """Steps the grid rests on."""
     moved: float
     """Largest relative change the monotone projection made."""
+    shown: frozenset[CellKey]
+    """Cells that steps bound by the device show; the others hold a bound, or lie between these."""
 
 
 def fit_device(
@@ -130,12 +132,12 @@ def fit_device(
         mine = np.array([(size, k) in measured for k in ks])
         between = np.interp(np.array(ks)[~mine], np.array(ks)[mine], cells[i, mine])
         cells[i, ~mine] = np.minimum(between, limits[i, ~mine])
-    if held:
-        settled = {key(s) for s in trusted if s in by_device}
-        beside = grid_between([(where, float(cells[at[where]])) for where in settled if where in at], sizes, ks)
-        for where, place in at.items():
-            if where not in settled and np.isfinite(beside[place]):
-                cells[place] = min(beside[place], limits[place])
+    # what the host hid is known to lie below its bound, and follows what the device is known to take on either side
+    settled = frozenset(key(s) for s in trusted if s in by_device)
+    beside = grid_between([(where, float(cells[at[where]])) for where in settled if where in at], sizes, ks)
+    for where, place in at.items():
+        if where not in settled and np.isfinite(beside[place]):
+            cells[place] = min(beside[place], limits[place])
     cells, moved = monotone_grid(cells)
 
     def cell(size: int, k: int) -> Cell:
@@ -144,7 +146,7 @@ def fit_device(
         return Cell(float(cells[at[size, k]]), spread_s, sum(s.repetitions for s, _ in found))
 
     grid = GridTable(tuple(sizes), tuple(ks), tuple(tuple(cell(size, k) for k in ks) for size in sizes))
-    return DeviceFit(grid, values.tolist(), len(trusted), moved)
+    return DeviceFit(grid, values.tolist(), len(trusted), moved, settled)
 
 
 def grid_between(found: Sequence[tuple[CellKey, float]], sizes: Sequence[int], ks: Sequence[int]) -> FloatGrid:

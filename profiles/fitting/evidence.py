@@ -22,6 +22,16 @@ DEVICE_BOUND, DEVICE_BOUND_BY_SHARE = 1.15, 1.3
 #: full: its time tells nothing of what bound the step.
 LAUNCH_WAITED = 2.0
 
+#: The device's queue is not full of steps of at most so many tokens. What the host took for them, all but the slowest
+#: tenth, is what a launch takes of itself, in a slow spell too; what it took for longer steps beyond that is waiting.
+QUEUE_NOT_FULL, SLOW_SPELL = 512, 0.9
+
+#: A device that was busy for less of a step's time than this waited for the next one to be launched.
+BUSY = 0.97
+
+#: Fewer such steps tell nothing of slow spells.
+LEAST_STEPS = 10
+
 #: A step at most this much longer than the least bound on its device time was not held up by the host: one surely bound
 #: by the device, or any other. While the host launches a step it sees the output of the one before late, so that one
 #: seems longer and this one shorter: of two steps of one shape, even the longer may be right.
@@ -47,30 +57,50 @@ def device_bound(
 ) -> list[tuple[Sample, bool]]:
     """Return the step-clock samples, each with whether it was surely bound by the device.
 
+    The device was busy for all of it, and neither the host's own time in the same pass nor what the host takes in a
+    slow spell explains it. The own time alone does not tell: while the queue is full it is the device's.
+
     Args:
-        samples: of every clock. A point's rows are in the order of their passes, so the host row that belongs to a step
-            row is the one that came as often before.
+        samples: of every clock. A point's rows are in the order of their passes, so the host and the device row that
+            belong to a step row are those that came as often before.
         clock: the host clock's share by launch path, for steps whose host time was not measured.
         captured: sizes graphs were captured at, ascending.
     """
     seen: Counter[tuple[object, ...]] = Counter()
-    hosts: dict[tuple[object, ...], float] = {}
+    seconds: dict[tuple[object, ...], float] = {}
     steps: list[tuple[tuple[object, ...], Sample]] = []
     for s in samples:
         place = (*s.key, seen[s.key])
         seen[s.key] += 1
-        if s.clock == "host":
-            hosts[s.shape, s.mode, place[-1]] = s.median_s
-        elif s.clock == "step":
-            steps.append(((s.shape, s.mode, place[-1]), s))
+        seconds[s.shape, s.mode, s.clock, place[-1]] = s.median_s
+        if s.clock == "step":
+            steps.append((place, s))
+    slowest = _slow_spells(samples, clock, captured)
 
-    def bound(place: tuple[object, ...], s: Sample) -> bool:
-        own_s, share_s = hosts.get(place), host_s(clock, s, captured)
+    def bound(nth: object, s: Sample) -> bool:
+        busy_s = seconds.get((s.shape, s.mode, "device", nth), s.median_s)
+        own_s, share_s = seconds.get((s.shape, s.mode, "host", nth)), host_s(clock, s, captured)
+        if busy_s < BUSY * s.median_s:
+            return False
         if own_s is None:
             return s.median_s > DEVICE_BOUND_BY_SHARE * share_s
-        return s.median_s > DEVICE_BOUND * min(own_s, LAUNCH_WAITED * share_s)
+        return s.median_s > DEVICE_BOUND * min(own_s, slowest[launch_path(s, captured)] * share_s)
 
-    return [(s, bound(place, s)) for place, s in steps]
+    return [(s, bound(place[-1], s)) for place, s in steps]
+
+
+def _slow_spells(
+    samples: Sequence[Sample], clock: Mapping[str, HostShare], captured: Sequence[int]
+) -> dict[str, float]:
+    """Return how many times its share the host takes in a slow spell, by launch path, LAUNCH_WAITED at most."""
+    over: dict[str, list[float]] = {path: [] for path in PATHS}
+    for s in samples:
+        if s.clock == "host" and s.shape.num_tokens <= QUEUE_NOT_FULL:
+            over[launch_path(s, captured)].append(s.median_s / host_s(clock, s, captured))
+    return {
+        path: min(float(np.quantile(times, SLOW_SPELL)), LAUNCH_WAITED) if len(times) >= LEAST_STEPS else LAUNCH_WAITED
+        for path, times in over.items()
+    }
 
 
 def served_bound(
@@ -122,16 +152,21 @@ def gather(
     return Evidence(kind, mine, hidden, [*sure, *held], held)
 
 
-def not_held_up(evidence: Evidence) -> list[Sample]:
-    """Return the steps surely bound by the device, without those that took longer than one with more of everything."""
-    shapes = np.array([s.shape for s in evidence.steps], dtype=np.float64)
-    seconds = np.array([s.median_s for s in evidence.steps])
+def not_held_up(bound: Sequence[Sample], steps: Sequence[Sample]) -> list[Sample]:
+    """Return the steps bound by the device that took no longer than any of ``steps`` with more of everything.
+
+    Args:
+        bound: steps that clocks take to be the device's.
+        steps: all of their kind, under the step clock.
+    """
+    shapes = np.array([s.shape for s in steps], dtype=np.float64)
+    seconds = np.array([s.median_s for s in steps])
 
     def held_up(s: Sample) -> bool:
         more = (shapes >= np.array(s.shape)).all(axis=1)
         return s.clock != "held" and bool((s.median_s > TRUST * seconds[more]).any())
 
-    return [s for s in evidence.sure if not held_up(s)]
+    return [s for s in bound if not held_up(s)]
 
 
 def host_clock(samples: Sequence[Sample], captured: Sequence[int]) -> dict[str, HostShare]:

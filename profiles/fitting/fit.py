@@ -3,14 +3,16 @@
 What a step costs from one to the next is the truth. It is the larger of what the device and what the host needed, and
 the host is not always equally fast, so a step may have taken longer than its device needed, never less:
 
-1. Steps clearly longer than the host clock's share were bound by the device. They give what attention adds.
+1. Steps through which the device was busy, and clearly longer than the host can have taken, were bound by the device.
+   They give what attention adds.
 2. What is left of every step bounds the device's time at its (size, k) from above, and so at every smaller size and k;
    so do device-clock times below the host's share, which no step can show. Rows within TRUST of the least such bound
    give the grid; those above it were held up by the host. Where the device was held until a step was launched, those
    rows alone give it. Where noise turned the grid round, it is projected back.
-3. What decoding sequences add to a step with prompt tokens, and then the host's share by launch path, are what best
-   explains the steps (least absolute error). The host has more to do while it serves than between measured points, so a
-   calibration recording's steps take part.
+3. What decoding sequences add to a step with prompt tokens, cells that the host hid from every point, and then the
+   host's share by launch path, are what best explains the steps (least absolute error). The host has more to do while
+   it serves than between measured points, and at times hides less of the device, so a calibration recording's steps
+   take part.
 
 Without step-clock samples, the device clock's take their place. Samples marked ``held_out`` take no part.
 """
@@ -35,7 +37,8 @@ from simmoe.profiles.fitting.evidence import (
     served_bound,
 )
 from simmoe.profiles.fitting.host_shares import APART_ABOVE, graph_tail_s, update_share, with_host_shares
-from simmoe.profiles.fitting.serving_terms import with_decode_share, with_prefill_terms, with_serving_contexts
+from simmoe.profiles.fitting.served_cells import with_served_cells
+from simmoe.profiles.fitting.serving_terms import with_decode_share, with_serving_contexts
 from simmoe.profiles.recorded_steps import RecordedStep
 from simmoe.profiles.residuals import Residual, recorded_residuals, residuals
 from simmoe.profiles.samples import Sample, SampleHeader
@@ -133,8 +136,10 @@ def fit_table(
     served = [s for s in serving_bound if s.kind == "decode"]
     table = with_serving_contexts(with_decode_share(table, decodes.sure), served)
     table = with_decode_share(table, [*decodes.sure, *served])
-    mixed = [s for s in serving_bound if s.kind == "mixed"]
-    table = with_prefill_terms(table, prefills.sure, not_held_up(of("mixed")), mixed)
+    points, mixed = of("mixed"), [s for s in serving_bound if s.kind == "mixed"]
+    if header.num_cards > 1:  # clocked were the first card's launches, and the slowest card's count
+        mixed = not_held_up(mixed, [s for s in serving if s.kind == "mixed"])
+    table = with_served_cells(table, prefill.shown, prefills.sure, not_held_up(points.sure, points.steps), mixed)
     apart_above = APART_ABOVE.get(header.kernels.get("attention", ""))
     table = with_host_shares(table, [*steps, *serving], clock, calibrating, apart_above)
     tail_s = graph_tail_s(table, calibrating)

@@ -85,15 +85,20 @@ def least_absolute(
 
 
 def least_absolute_terms(
-    terms: npt.ArrayLike, rest: npt.ArrayLike, seconds: npt.ArrayLike, limits: Sequence[float | None]
+    terms: npt.ArrayLike,
+    rest: npt.ArrayLike,
+    seconds: npt.ArrayLike,
+    limits: Sequence[float | None],
+    weights: npt.ArrayLike = 1.0,
 ) -> FloatArray:
-    """Return the values that minimise the sum of |(rest + terms . values) / seconds - 1|, exactly.
+    """Return the values that minimise the weighted sum of |(rest + terms . values) / seconds - 1|, exactly.
 
     Args:
         terms: [num_rows, num_terms] what multiplies the values.
         rest: [num_rows] seconds beside them.
         seconds: [num_rows] > 0.
         limits: [num_terms] the most each value may be; None for no limit. Each is at least 0.
+        weights: [num_rows], or one of all rows; > 0.
     Source: the linear programme of least absolute deviations, with the part of each error above and below 0 apart.
     """
     from scipy.optimize import linprog
@@ -103,7 +108,8 @@ def least_absolute_terms(
     relative = x / y[:, np.newaxis]
     scale = np.maximum(np.abs(relative).max(axis=0), 1e-300)
     matrix = hstack([relative / scale, -eye(len(y)), eye(len(y))])
-    cost = np.concatenate([np.zeros(x.shape[1]), np.ones(2 * len(y))])
+    weight = np.broadcast_to(np.asarray(weights, dtype=np.float64), y.shape)
+    cost = np.concatenate([np.zeros(x.shape[1]), weight, weight])
     most = [None if limit is None else limit * s for limit, s in zip(limits, scale, strict=True)]
     bounds = [*((0.0, limit) for limit in most), *([(0.0, None)] * (2 * len(y)))]
     found = linprog(cost, A_eq=matrix.tocsr(), b_eq=1 - np.asarray(rest, dtype=np.float64) / y, bounds=bounds)

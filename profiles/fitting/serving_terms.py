@@ -27,6 +27,9 @@ LEAST_STEPS = 3
 #: Of a step's time, at least, that its KV must take for the step to tell what a KV token takes.
 KV_PART = 0.1
 
+#: A served step counts as so many points: it is what the table is asked for, points are of the corners of a range.
+SERVED_WEIGHT = 2.0
+
 _ALL_REAL = RealShare(((1, 1.0),), ((1, 1.0),))
 
 
@@ -64,12 +67,12 @@ def with_prefill_terms(
     decodes_alone = [
         s.shape._replace(num_prefill_tokens=0, num_prefill_seqs=0, prefill_kv_pairs=0) for s in (*served, *mixed)
     ]
-    floor = np.concatenate([np.zeros(len(between)), _device_s(table, decodes_alone)])
+    floor = np.concatenate([np.zeros(len(between)), device_seconds(table, decodes_alone)])
     contexts = kv_tokens[both] / seqs[both]
     told_apart = bool(both.any()) and contexts.max() >= CONTEXTS_APART * contexts.min()
     told_apart &= bool((decode_rate_s * kv_tokens > KV_PART * measured).any())
 
-    kvless = _device_s(table, [shape._replace(decode_kv_tokens=0) for shape in decodes_alone])
+    kvless = device_seconds(table, [shape._replace(decode_kv_tokens=0) for shape in decodes_alone])
     experts = np.concatenate([np.zeros(len(between)), kvless - table.decode.cells[0][0].device_s])
     # the least of real tokens alone and all padded; then what beside them is once a mixed step, of what the sequences
     # take alone, a sequence, a KV token
@@ -85,10 +88,11 @@ def with_prefill_terms(
         found = values.copy()
         if tells.any():
             found[free] = least_absolute_terms(
-                columns[tells][:, free], beside[tells], measured[tells], [limits[i] for i in free]
+                columns[tells][:, free], beside[tells], measured[tells], [limits[i] for i in free], weights[tells]
             )
         return found
 
+    weights = np.repeat([1.0, SERVED_WEIGHT, 1.0], [len(between), len(served), len(mixed)])
     values = np.zeros(5)
     for _ in range(ROUNDS):
         values = explains([0, 1, 2, 3, 4], values, floor < measured)
@@ -146,8 +150,8 @@ def with_serving_contexts(table: StepTable, decodes: Sequence[Sample]) -> StepTa
         decodes: decode-only steps of a served load, bound by the device.
     """
     shapes = [s.shape for s in decodes]
-    without = _device_s(table, [shape._replace(decode_kv_tokens=0) for shape in shapes])
-    kv = _device_s(table, shapes) - without
+    without = device_seconds(table, [shape._replace(decode_kv_tokens=0) for shape in shapes])
+    kv = device_seconds(table, shapes) - without
     measured = np.array([s.median_s for s in decodes])
     telling = kv > KV_PART * (kv + without)
     if telling.sum() < LEAST_STEPS:
@@ -158,10 +162,11 @@ def with_serving_contexts(table: StepTable, decodes: Sequence[Sample]) -> StepTa
 
 def _bounds_s(table: StepTable, shapes: Sequence[StepShape]) -> tuple[FloatArray, FloatArray]:
     """Return the device's seconds if all of a captured size were padding's cost, and if all were real tokens'."""
-    padded, unpadded = (_device_s(replace(table, real_share=share), shapes) for share in (ALL_PADDED, _ALL_REAL))
+    padded, unpadded = (device_seconds(replace(table, real_share=share), shapes) for share in (ALL_PADDED, _ALL_REAL))
     return padded, unpadded
 
 
-def _device_s(table: StepTable, shapes: Sequence[StepShape]) -> FloatArray:
+def device_seconds(table: StepTable, shapes: Sequence[StepShape]) -> FloatArray:
+    """Return what a table says the device takes for each shape."""
     predictor = Predictor(table, async_scheduling=True)
     return np.array([predictor.device_s(shape) for shape in shapes])
