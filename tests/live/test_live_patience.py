@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from simmoe.cli import run as cli
 from tests.support.deployment import IN_TIME_S
 
 if find_spec("httptools") is None:
@@ -94,6 +95,15 @@ def test_for_ever_is_for_ever() -> None:
             assert len(asyncio.all_tasks()) == 2  # this one, and that which waits for it
 
     run(test())
+
+
+@pytest.mark.parametrize("command", [["live", "run"], ["serve"], ["validate", "--out", "out"]])
+@pytest.mark.parametrize(("value", "told"), [("nan", "is nan; give seconds, or inf"), ("0.5", "not in the range x>=1")])
+def test_what_is_no_time_to_wait_is_refused(
+    command: list[str], value: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli([*command, "--url", "http://127.0.0.1:9", "--stall-timeout-s", value]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_who_is_cancelled_is_cancelled_and_nothing_goes_on_looking() -> None:
