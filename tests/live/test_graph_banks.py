@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,6 +141,28 @@ def test_workers_capture_as_far_as_the_one_with_least_room(keyed: Any, monkeypat
     rooms = iter([5, 4, -1])
     monkeypatch.setattr(graph_banks, "_least_of_all", lambda room: next(rooms))
     assert captured(keyed({"graph_memory_gib": 100}, [GIB] * 9), monkeypatch) == (7, 8)
+
+
+AGREE = """
+import sys
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed.parallel_state import init_distributed_environment
+from simmoe.live.engine.graph_banks import _least_of_all
+rank, where = int(sys.argv[1]), sys.argv[2]
+with set_current_vllm_config(VllmConfig()):
+    init_distributed_environment(2, rank, f"file://{where}", rank, "gloo")
+print(_least_of_all(-3 << 40 if rank else 5 << 40))
+"""
+
+
+def test_workers_agree_over_vllms_own_group(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AGREE]
+    workers = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "rendezvous")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    told = [worker.communicate(timeout=300)[0] for worker in workers]
+    assert [text.split()[-1] for text in told] == [str(-3 << 40)] * 2
 
 
 @pytest.mark.parametrize("options", [None, {"captured_ks": [2, 8]}])
