@@ -233,10 +233,9 @@ class PolicyMixin(BudgetMixin):
         admitted = self._num_scheduled - share.num_seqs
         if admitted or share.chunks or output.preempted_req_ids:
             self.plan_stale = True
-        if self.decisions is not None:
-            running = self.running  # type: ignore[attr-defined]
-            self.decisions.stepped([request.request_id for request in running[len(running) - admitted :]])
         running = self.running  # type: ignore[attr-defined]
+        if self.decisions is not None:
+            self.decisions.stepped([request.request_id for request in running[len(running) - admitted :]])
         if self._planned and not running and self._failure is None and len(self.waiting) > len(self.deferred_waiting):  # type: ignore[attr-defined]
             # nothing of the plan fits an empty engine: the next step takes the queue as it is
             self.plan_stale = self._overrule = True
