@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from simmoe.errors import OutputError, ProfileError
+from simmoe.profiles.catalog import DEFAULT_PROFILE, profile_path
+from simmoe.profiles.estimating.cards import card_named
 from simmoe.profiles.layer_times import LayerTime, LayerTimes, read_layer_times, write_layer_times
 from simmoe.profiles.models import deciding_values, read_model
 
+ROOT = Path(__file__).parents[2]
+RAW = profile_path(DEFAULT_PROFILE).parent / "raw"
 CONFIG = read_model("olmoe-1b-7b").config
 TIMES = LayerTimes(
     model="OLMoE",
@@ -97,3 +101,34 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"file/layer\.json"):
         write_layer_times(tmp_path / "file/layer.json", replace(TIMES, rows=()))
+
+
+# The rows docs/profiles.md shows of the layers timed alone.
+SHOWN_TOKENS = (1, 16, 128, 1024, 8192)
+
+
+def documented_rows() -> list[str]:
+    """Return Markdown rows: a layout, k, then by tokens microseconds, TFLOP/s, GB/s and share of the datasheet's."""
+    h200 = card_named("h200")
+    lines = []
+    for path in sorted(RAW.glob("*-layer.json")):
+        times = read_layer_times(path)
+        largest = max(row.k for row in times.rows)
+        for k in (largest // 4, largest):
+            shown = []
+            for row in times.rows:
+                if row.k == k and row.num_tokens in SHOWN_TOKENS:
+                    flop_s, byte_s = times.flop(row) / row.seconds, times.bytes_moved(row) / row.seconds
+                    share = max(flop_s / h200.bf16_flop_s, byte_s / h200.memory_byte_s)
+                    shown.append(f"{1e6 * row.seconds:,.0f}: {flop_s / 1e12:.0f}, {byte_s / 1e9:,.0f}, {share:.0%}")
+            lines.append(f"| `{path.name.removesuffix('-layer.json')}` | {k} | {' | '.join(shown)} |")
+    return lines
+
+
+def test_the_documented_layer_times_are_those_of_the_files() -> None:
+    page = (ROOT / "docs" / "profiles.md").read_text()
+    assert [row for row in documented_rows() if row not in page] == []
+
+
+if __name__ == "__main__":
+    print("\n".join(documented_rows()))
