@@ -52,8 +52,10 @@ def provenance_faults(provenance: Mapping[str, Any]) -> Iterator[str]:
             yield from _object_faults(estimate["card"], _CARD, "estimate.card")
             yield from _object_faults(estimate["learned"], _LEARNED, "estimate.learned")
             yield from _list_faults(estimate["held_out"], _HELD_OUT, "estimate.held_out")
-            device = estimate["learned"].get("device", {})
+            device, tables = estimate["learned"].get("device", {}), estimate["learned"].get("tables", [])
             yield from _object_faults(device, dict.fromkeys(device, _NUMBER), "estimate.learned.device")
+            if not all(isinstance(name, str) for name in tables):
+                yield f"estimate.learned.tables is {tables!r}, no names"
 
 
 def _list_faults(value: Any, types: Mapping[str, type | tuple[type, ...]], where: str) -> Iterator[str]:
@@ -73,3 +75,5 @@ def _object_faults(value: Any, types: Mapping[str, type | tuple[type, ...]], whe
             yield f"{where} has no {key}"
         elif not isinstance(value[key], kind) or (isinstance(value[key], bool) and kind is not bool):
             yield f"{where}.{key} is {value[key]!r}"
+        elif key == "num_cards" and value[key] < 1:
+            yield f"{where}.{key} is {value[key]}, no number of cards"

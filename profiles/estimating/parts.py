@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
-from simmoe.errors import UsageError
+from simmoe.errors import ProfileError, UsageError
 from simmoe.profiles.estimating.learned import MeasuredModel, learn_from, measured_models
 from simmoe.profiles.estimating.roofline import DeviceParts, Efficiencies, device_parts
 from simmoe.profiles.estimating.scaling import CardRooflines, rooflines_of
@@ -138,11 +139,15 @@ def efficiencies_of(
         layer_times: measured with it.
         others: measured tables, each with its layer's times.
     Raises:
-        ProfileError: nothing to learn from.
+        ProfileError: nothing to learn from, or an estimate keeps what is no efficiency.
     """
     estimate = table.provenance.get("estimate")
     if estimate:
-        return Efficiencies(**estimate["learned"]["device"]), estimate["learned"]["tables"]
+        kept, names = estimate["learned"]["device"], {field.name for field in fields(Efficiencies)}
+        for name, value in kept.items():
+            if name not in names or not 0 < value < math.inf:
+                raise ProfileError(f"profile '{table.name}' keeps an efficiency {name} of {value:g}, which is none")
+        return Efficiencies(**kept), estimate["learned"]["tables"]
     own = measured_models([(table, layer_times)])
     sources: list[MeasuredModel] = own
     if not own or own[0].parallel.num_cards > 1:

@@ -33,6 +33,18 @@ def with_rows(table: str, rows: Any, columns: Any = None) -> dict[str, Any]:
     return {table: {"columns": columns or content["columns"], "rows": rows}}
 
 
+def run_on(num_cards: int) -> dict[str, Any]:
+    (header,) = load_profile().provenance["runs"]
+    return {"provenance": {"runs": [{**header, "num_cards": num_cards}]}}
+
+
+def estimate_from(tables: list[Any]) -> dict[str, Any]:
+    card = {"name": "c", "driver_name": "C", "bf16_flop_s": 1.0, "memory_byte_s": 1.0, "num_sms": 1, "source": "s"}
+    learned = {"tables": tables, "device": {}, "pair_compute": 1.0, "kv_memory": 1.0}
+    of = {"model": "m", "model_config": {}, "weights": "w", "num_cards": 1, "engine_flags": {}, "held_out": []}
+    return {"status": "estimated", "provenance": {"estimate": {**of, "card": card, "learned": learned}}}
+
+
 def test_a_table_is_written_as_it_was_read(tmp_path: Path) -> None:
     copy = tmp_path / "copy.json"
     write_table(copy, read_table(PATH))
@@ -76,6 +88,8 @@ KV = [["num_seqs", "sequences"], ["per_kv_token_s", "s/token"]]
         ({"provenance": {"runs": [{}]}}, "provenance whose runs[0] has no model"),
         ({"provenance": {"fit": {"residuals": [{"kind": 1}]}}}, "fit.residuals[0].kind is 1"),
         ({"provenance": {"estimate": {"card": {}}}}, "provenance whose estimate has no model"),
+        (run_on(num_cards=0), "provenance whose runs[0].num_cards is 0, no number of cards"),
+        (estimate_from([1]), "provenance whose estimate.learned.tables is [1], no names"),
         ({"status": "measured", "provenance": {}}, "status 'measured' and no provenance.runs"),
         ({"status": "estimated", "provenance": {}}, "status 'estimated' and no provenance.estimate"),
         ({"k_max": 8}, "has k_max 8, and k 12 in captured_ks"),
