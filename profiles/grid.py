@@ -26,10 +26,9 @@ class Grid:
     """Seconds as a function of a size (tokens or sequences) and k.
 
     A size up to the largest captured one runs padded to the next captured size, and costs what that does but for the
-    share that only real tokens cost. Above the captured sizes, and
-    between measured points, the grid is linear; below its first size and first k it is flat. Beyond its last size it
-    goes on at the mean slope of its last doubling, and beyond its last k likewise; those slopes never fall as the other
-    coordinate grows (as for a step bound by arithmetic, whose cost is a product of both), so the grid stays monotone.
+    share that only real tokens cost. Above the captured sizes, and between measured points, the grid is linear; below
+    its first size and first k it is flat. Beyond its last size or k it goes on by a law of
+    :mod:`simmoe.profiles.beyond`, and stays monotone.
 
     Args:
         sizes: [num_sizes] ascending.
