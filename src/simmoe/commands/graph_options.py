@@ -9,6 +9,7 @@ import click
 
 from simmoe.commands.without_effect import refuse_given
 from simmoe.errors import UsageError
+from simmoe.live.engine.transport import UNCAPTURED
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -38,7 +39,7 @@ def graph_options(command: Command) -> Command:
         ),
         click.option(
             "--uncaptured-k",
-            type=click.Choice(("eager", "next")),
+            type=click.Choice(UNCAPTURED),
             default="eager",
             show_default=True,
             help="A step at another budget runs without graphs, or at the next budget that has some.",
