@@ -14,7 +14,8 @@ to it: ``["send", id, prompt, output_tokens, k]``         a request
 ``["call", id, method, arguments]``                       call the engine's scheduler
 ``["call_worker", id, method, arguments]``                call the engine's first worker
 from it: ``["up", facts]``, ``["down", reason]``          the engine has started, or has not
-``["counts", [num_waiting, ...], number]``                every PUBLISH_INTERVAL_S: ``Counts``; requests received
+``["counts", [num_waiting, ...], number, stalled_s]``     every PUBLISH_INTERVAL_S: ``Counts``; requests received; how
+                                                          long it has had some and made no step
 ``["end", id, values]``                                   a request has ended: fields of ``Life``
 ``["answer", id, value, error]``                          what a call returned
 ``["dead"]``                                              before an answer or an end: the engine has died

@@ -172,9 +172,8 @@ class Replica:
             self._set("down", why)
         if self.dispatcher:
             self.dispatcher.forget(self.rank)
-        self._prober = Prober(
-            self.address, self._stall_timeout_s
-        )  # who answers there next may be another kind of server
+        # who answers there next may be another kind of server
+        self._prober = Prober(self.address, self._stall_timeout_s)
         for exchange in list(self.exchanges):
             exchange.abort()
 
