@@ -26,7 +26,7 @@ test-live: $(LIVE)/.dev
 
 # What reaches into vLLM's own classes, inside the oldest vLLM that it works in (4 GB more).
 test-live-oldest: $(LIVE_OLDEST)/.dev
-	$(call run-live,$(LIVE_OLDEST),tests/live/test_engine.py $(wildcard tests/live/test_policy_*.py) tests/live/test_prefix_parity.py tests/live/test_versions.py)
+	$(call run-live,$(LIVE_OLDEST),tests/live/test_engine.py tests/live/test_graph_banks.py $(wildcard tests/live/test_policy_*.py) tests/live/test_prefix_parity.py tests/live/test_versions.py)
 
 TIMED := $(wildcard tests/live/test_serve*.py) tests/live/test_live_run.py tests/live/test_policy_time.py
 define run-live
