@@ -113,7 +113,7 @@ def serve(
 ) -> int:
     """Serve a model with a routing budget a request.
 
-    Arguments after '--' go to every engine's 'vllm serve' as they are.
+    Arguments after '--' are arguments of 'vllm serve' for the engines.
     """
     if bool(model) == bool(urls):
         raise UsageError("give --model DIR for engines started here, or --url URL for engines that run elsewhere")
