@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -47,10 +48,10 @@ def test_budgets_that_are_none_are_refused(value: str) -> None:
 @pytest.mark.parametrize(
     "option", [("--captured-ks", "8"), ("--graph-memory-gib", "3"), ("--uncaptured-k", "next")], ids=lambda o: o[0]
 )
-def test_what_is_said_of_graphs_is_refused_where_there_are_none(option: tuple[str, str]) -> None:
+def test_what_is_said_of_graphs_is_refused_where_there_are_none(option: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"{option[0]} is for CUDA graphs, and --graphs none has none"):
         taken("--graphs", "none", *option)
-    for command in (["serve"], ["live", "run"]):
+    for command in (["serve"], ["live", "run"], ["validate", "--out", str(tmp_path / "out")]):
         result = CliRunner().invoke(cli, [*command, "--url", "http://127.0.0.1:1", *option], standalone_mode=False)
         assert isinstance(result.exception, UsageError)
         assert f"{option[0]} is for engines started here" in str(result.exception)
