@@ -42,6 +42,11 @@ def test_an_engine_that_hangs_inside_a_step(tmp_path: Path) -> None:
         assert refused.returncode == 8 and not (tmp_path / "out").exists()
         assert "does not tell its engines' limits and the policy they run" in refused.stderr
 
+        # nor are its first steps, in which much may be compiled, held to the limit
+        drive = ["live", "run", "--url", url, "--k-max", "8", "--vocab-size", "50"]
+        driven = simmoe(tmp_path, *drive)
+        assert "3 injected = 3 finished" in driven.stdout, driven.stderr
+
         arguments = ["simmoe", "serve", "--url", url, "--k-max", "8", "--port", "0"]
         arguments += ["--stall-timeout-s", str(STALL_TIMEOUT_S)]
         with deployed(tmp_path / "serve.log", arguments, START_S) as running:
@@ -58,7 +63,6 @@ def test_an_engine_that_hangs_inside_a_step(tmp_path: Path) -> None:
             assert f"has shown no work for {STALL_TIMEOUT_S} s" in running.log.read_text()
             assert running.complete()[0] == 503
 
-            drive = ["live", "run", "--url", url, "--k-max", "8", "--vocab-size", "50"]
             drive += ["--stall-timeout-s", str(STALL_TIMEOUT_S)]
             driven = simmoe(tmp_path, *drive)
             assert driven.returncode == 8
