@@ -42,30 +42,9 @@ def test_one_command_runs_live_simulates_the_same_and_compares(tiny: Path, tmp_p
     trace, out = tmp_path / "trace.csv", tmp_path / "out"
     rows = [f"{i / 4:.2f},{20 + i % 7},{3 + i % 5}" for i in range(24)]
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
-    command = [
-        sys.executable,
-        "-m",
-        "simmoe",
-        "validate",
-        "--trace",
-        str(trace),
-        "--out",
-        str(out),
-        "--model",
-        str(tiny),
-    ]
-    command += [
-        "--replicas",
-        "2",
-        "--policy",
-        "tiers+lanes",
-        "--profile",
-        "olmoe-1b-7b-h200",
-        "--mu",
-        "4",
-        "--sigma",
-        "2",
-    ]
+    command = [sys.executable, "-m", "simmoe", "validate", "--trace", str(trace), "--out", str(out)]
+    command += ["--model", str(tiny), "--replicas", "2", "--policy", "tiers+lanes", "--profile", "olmoe-1b-7b-h200"]
+    command += ["--mu", "4", "--sigma", "2"]
     done = subprocess.run(
         [*command, "--", *engine_arguments()], capture_output=True, text=True, timeout=2 * START_S, check=False
     )
