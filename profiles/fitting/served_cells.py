@@ -77,6 +77,13 @@ def _explained(
     served: Sequence[Sample],
 ) -> StepTable:
     """Return the table with the cells told, the terms and the share that explain the steps best."""
+    real = _with_share(table, 1.0)
+    between, served, mixed = (_decided_by_prompts(real, group) for group in (between, served, mixed))
+    steps = [*between, *served, *mixed]
+    ran = {(runs_at(table.captured_sizes, s.shape.num_tokens), s.k) for s in steps}
+    told = [where for where in told if where in ran]
+    if not told:
+        return table
     least, most = _bounds(table.prefill, hidden, told)
     kv_told_apart = table.attention.mixed_kv_token_s != table.decode_kv[-1][1]
     names = [name for name in TERMS if kv_told_apart or name != "mixed_kv_token_s"]
@@ -84,9 +91,6 @@ def _explained(
         *(TERMS[name] for name in names),
         *(most[where] - least[where] if where in most else None for where in told),
     ]
-    real = _with_share(table, 1.0)
-    between, served, mixed = (_decided_by_prompts(real, group) for group in (between, served, mixed))
-    steps = [*between, *served, *mixed]
     measured = np.array([s.median_s for s in steps])
     weights = np.repeat([1.0, SERVED_WEIGHT, 1.0], [len(between), len(served), len(mixed)])
     now = [getattr(table.attention, name) for name in names]
