@@ -223,7 +223,5 @@ def test_a_ttft_that_is_not_to_be_reported_is_in_no_picture(
     loads, distributions = drawn
     dots = [next(line for line in axes.lines if line.get_label() == f"{system}, live") for axes in loads.axes]
     assert [list(np.isnan(line.get_ydata())) for line in dots] == [[False, True], [False, True], [False, False]]
-    assert [len(axes.lines) for axes in distributions.axes[:2]] == [
-        1,
-        2,
-    ]  # TTFT of the simulated run alone; TPOT of both
+    # TTFT of the simulated run alone; TPOT of both
+    assert [len(axes.lines) for axes in distributions.axes[:2]] == [1, 2]
