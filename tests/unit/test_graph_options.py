@@ -39,7 +39,7 @@ def test_every_budget_is_captured_and_a_step_runs_at_its_own_unless_said_otherwi
     assert given == {"graphs": "default", "captured_ks": (8, 16, 32), "graph_memory_gib": 7.5, "uncaptured_k": "next"}
 
 
-@pytest.mark.parametrize("value", ["", "8,,32", "8-32", "8,x", "-1,8", "8.0"])
+@pytest.mark.parametrize("value", ["", "8,,32", "8-32", "8,x", "-1,8", "8.0", "0,8", "²", "9" * 5000])
 def test_budgets_that_are_none_are_refused(value: str) -> None:
     with pytest.raises(UsageError, match=f"--captured-ks is '{value}'; give budgets as in 8,16,32"):
         taken("--captured-ks", value)

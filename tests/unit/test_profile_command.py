@@ -126,6 +126,15 @@ def test_fit_takes_the_kv_blocks_of_an_engine_that_has_its_card_to_itself(tmp_pa
     assert replace(alone, num_gpu_blocks=measured.num_gpu_blocks, sha256="") == replace(measured, sha256="")
 
 
+@pytest.mark.parametrize("budgets", ["", "8,,32", "0", "²", "9" * 5000])
+def test_measure_refuses_budgets_that_are_none(
+    budgets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["profile", "measure", "--budgets", budgets, "--raw", str(tmp_path / "raw.jsonl")]) == 2
+    assert capsys.readouterr().err == f"simmoe: --budgets is '{budgets}'; give budgets as in 8,16,32\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_fit_leaves_nothing_behind_when_samples_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "raw.jsonl").write_text("{}\n")
     assert run(["profile", "fit", str(tmp_path / "raw.jsonl"), "--out", str(tmp_path / "mine.json")]) == 3

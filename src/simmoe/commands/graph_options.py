@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from simmoe.commands.budget_list import parse_budgets
 from simmoe.commands.without_effect import refuse_given
-from simmoe.errors import UsageError
 from simmoe.live.engine.transport import UNCAPTURED
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -29,7 +29,7 @@ def graph_options(command: Command) -> Command:
         click.option(
             "--captured-ks",
             metavar="K,...",
-            callback=_budgets,
+            callback=parse_budgets,
             help="Budgets that graphs are captured at, ascending to the model's largest.  [default: every budget]",
         ),
         click.option(
@@ -60,12 +60,3 @@ def take_graphs(options: dict[str, Any]) -> dict[str, Any]:
     if taken["graphs"] == "none":
         refuse_given(GRAPH_OPTIONS[1:], "is for CUDA graphs, and --graphs none has none; leave one of them out")
     return {**taken, "graph_memory_gib": taken["graph_memory_gib"] or 0.0}
-
-
-def _budgets(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    parts = value.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"--captured-ks is '{value}'; give budgets as in 8,16,32")
-    return tuple(map(int, parts))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from simmoe.commands.budget_list import parse_budgets
 from simmoe.commands.out_table import refuse_blank, require_table_name
 from simmoe.commands.profile_check import check
 from simmoe.commands.profile_diff import diff
@@ -168,19 +169,6 @@ def fit(
     click.echo(f"wrote {out}", err=True)
 
 
-def parse_budgets(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
-    """Return ascending budgets of a comma-separated list.
-
-    Raises:
-        UsageError: an item is no whole number of at least 1.
-    """
-    items = [item.strip() for item in (text or "").split(",") if item.strip()]
-    for item in items:
-        if not item.isdigit() or int(item) < 1:
-            raise UsageError(f"--budgets '{text}': '{item}' is no whole number of at least 1")
-    return tuple(sorted({int(item) for item in items}))
-
-
 @profile.command()
 @click.option(
     "--model", default="olmoe-1b-7b", show_default=True, help="A model simmoe ships the shape of, or a config.json."
@@ -252,8 +240,9 @@ def measure(
     from simmoe.commands.profile_measure import MeasureOptions, measure_samples
 
     limit_s = float("inf") if time_limit is None else time_limit
+    ascending = tuple(sorted(set(budgets)))
     options = MeasureOptions(
-        model, split, raw, graphs, sync, budgets, max_tokens, tensor_parallel, expert_parallel, passes,
+        model, split, raw, graphs, sync, ascending, max_tokens, tensor_parallel, expert_parallel, passes,
         recording_seconds, pin, gpu_memory_utilization, limit_s,
     )  # fmt: skip
     left = measure_samples(options)
