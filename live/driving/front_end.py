@@ -65,7 +65,12 @@ class FrontEnd:
 
     async def serve(self) -> None:
         """Do what is asked until the socket closes."""
-        self._tell("up", await engine_state(self._llm))
+        try:
+            facts = await self._answer(engine_state(self._llm))
+        except LiveError as error:
+            self._tell("down", str(error))
+            return
+        self._tell("up", facts)
         publishing = asyncio.create_task(self._publish())
         with contextlib.suppress(ConnectionError):  # closed with something unread
             while line := await self._reader.readline():

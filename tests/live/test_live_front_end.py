@@ -19,6 +19,7 @@ from simmoe.live.driving.front_end import LINE_BYTES, FrontEnd
 from simmoe.live.driving.life import Life
 from simmoe.live.server.dispatch import Counts
 from simmoe.live.server.stall import STALL_TIMEOUT_S
+from tests.support.deployment import IN_TIME_S
 
 pytestmark = pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'"
@@ -137,6 +138,28 @@ def test_calls_are_answered_and_failures_named(monkeypatch: pytest.MonkeyPatch) 
             assert not engine.has_gone
 
     asyncio.run(run())
+
+
+def test_an_engine_that_dies_before_it_has_told_what_it_is_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM would have its front end wait for ever."""
+
+    async def state(llm: StandIn) -> None:
+        llm.errored = True
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        monkeypatch.setattr("simmoe.live.driving.front_end.engine_state", state)
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=theirs, limit=LINE_BYTES)
+        serving = asyncio.create_task(FrontEnd(StandIn(), reader, writer).serve())
+        serving.add_done_callback(lambda _: writer.close())  # as its process ends
+        engine = Engine(0, await asyncio.create_subprocess_exec(sys.executable, "-c", "", start_new_session=True))
+        with pytest.raises(LiveError, match=r"^engine 0 did not start: the engine has died$"):
+            await engine.connect(ours)
+        await engine.stop()
+        await serving
+
+    asyncio.run(asyncio.wait_for(run(), IN_TIME_S))
 
 
 def test_a_dead_engine_behind_a_front_end_that_lives_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
