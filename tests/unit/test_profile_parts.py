@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.table import Table
 
 from simmoe.cli import run as simmoe
+from simmoe.commands.profile_parts import part_tables
 from simmoe.errors import ProfileError
 from simmoe.profiles.catalog import Profile, layer_times_of, load_profile, profile_names
 from simmoe.profiles.estimating.parts import StepSeconds, StepTakenApart, efficiencies_of
@@ -150,6 +152,17 @@ def test_a_table_that_names_no_card_is_refused(capsys: pytest.CaptureFixture[str
     assert simmoe(["profile", "show", "synthetic-olmoe-split4", "--parts"]) == 2
     error = capsys.readouterr().err
     assert "names no model on a card with a known datasheet" in error and error.count("\n") == 1
+
+
+def test_steps_are_shown_at_budgets_of_their_own_grid() -> None:
+    table = load_profile("olmoe-1b-7b-h200").table
+    cells = tuple(row[1:2] for row in table.decode.cells)
+    profile = Profile(replace(table, decode=replace(table.decode, ks=table.decode.ks[1:2], cells=cells)))
+    _, prompts, decode = part_tables(profile, None, async_scheduling=True)
+    assert isinstance(prompts, Table) and isinstance(decode, Table)
+    least, most = table.prefill.ks[0], table.prefill.ks[-1]
+    assert {str(least), str(most)} < set(prompts.columns[1].cells)
+    assert set(decode.columns[1].cells) == {str(table.decode.ks[1])}
 
 
 def test_a_table_without_graphs_takes_what_others_learned() -> None:

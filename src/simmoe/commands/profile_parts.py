@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from rich.table import Table
 
@@ -12,6 +12,7 @@ from simmoe.profiles.estimating.parts import StepTakenApart, efficiencies_of
 from simmoe.profiles.layer_times import LayerTimes
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import PROMPT_TOKENS, prompt_shape
+from simmoe.profiles.table import GridTable
 
 #: Heading -> field of StepSeconds, in the order shown.
 _COLUMNS = {
@@ -46,28 +47,19 @@ def part_tables(profile: Profile, layer: LayerTimes | None, *, async_scheduling:
     )
     prompts = f"prompts of {PROMPT_TOKENS:,} tokens"
     decode = f"decode at {CONTEXT_TOKENS:,} KV tokens a sequence"
-    ks = _some(profile.table.prefill.ks)
-    yield _part_table(prompts, "tokens", profile.table.prefill.sizes, ks, prompt_shape, apart)
-    yield _part_table(decode, "seqs", profile.table.decode.sizes, ks, decode_shape, apart)
-
-
-def _some(ks: Sequence[int]) -> list[int]:
-    return sorted({ks[0], ks[len(ks) // 2], ks[-1]})
+    yield _part_table(prompts, "tokens", profile.table.prefill, prompt_shape, apart)
+    yield _part_table(decode, "seqs", profile.table.decode, decode_shape, apart)
 
 
 def _part_table(
-    title: str,
-    size_name: str,
-    sizes: Sequence[int],
-    ks: Sequence[int],
-    shape_of: Callable[[int, int], StepShape],
-    apart: StepTakenApart,
+    title: str, size_name: str, grid: GridTable, shape_of: Callable[[int, int], StepShape], apart: StepTakenApart
 ) -> Table:
+    ks = sorted({grid.ks[0], grid.ks[len(grid.ks) // 2], grid.ks[-1]})
     rows = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in (size_name, "k", *_COLUMNS):
         rows.add_column(heading, justify="right", no_wrap=True)
-    for size in sizes:
-        if size & (size - 1) and size != sizes[-1]:
+    for size in grid.sizes:
+        if size & (size - 1) and size != grid.sizes[-1]:
             continue
         for k in ks:
             parts = apart.seconds(shape_of(size, k))
