@@ -18,21 +18,27 @@ from tests.support.deployment import IN_TIME_S
 
 pytestmark = pytest.mark.live
 
+# Told to stop before it knows of its engine, or between looking for signals and waiting for one, it would do neither.
 LEADER = """
 import multiprocessing, signal, sys, time
 from simmoe.live.driving import front_end
 
-def engine():
+def engine(is_deaf):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print("up", flush=True)
+    is_deaf.set()
     while True:
         time.sleep(60)
 
 if __name__ == "__main__":
     front_end.STOP_S = 1
     signal.signal(signal.SIGTERM, front_end.stop)
-    multiprocessing.get_context("fork").Process(target=engine, daemon=True).start()
-    signal.pause()
+    fork = multiprocessing.get_context("fork")
+    is_deaf = fork.Event()
+    fork.Process(target=engine, args=(is_deaf,), daemon=True).start()
+    is_deaf.wait()
+    print("up", flush=True)
+    while True:
+        time.sleep(0.1)
 """
 
 
