@@ -458,7 +458,7 @@ class Scheduler:
             self.partial = request
 
     def _cache_units(self, request: SimRequest, pool: PrefixBlockPool) -> None:
-        """Make the hash blocks computed so far findable (a preempted request's prompt is its original one)."""
+        """Make the hash blocks computed so far findable, a preempted request's own ones among them."""
         unit_tokens = self.prefix_block_tokens
         prompt = min(request.num_computed_tokens, request.prefill_tokens)
         first = len(request.cached_units)
