@@ -107,10 +107,10 @@ class EngineLaunch:
     """Step-cost table that T(n, k) comes from."""
     graphs: Graphs = "keyed"
     """CUDA graphs: keyed by k at every size up to the token budget, keyed by k at vLLM's default sizes, or none."""
-    captured_ks: tuple[int, ...] = ()
+    captured_ks: tuple[int, ...] = EngineOptions.captured_ks
     """Budgets graphs are captured at, see ``EngineOptions``, as the two that follow. Empty: every budget."""
-    graph_memory_gib: float = 0.0
-    uncaptured_k: str = "eager"
+    graph_memory_gib: float = EngineOptions.graph_memory_gib
+    uncaptured_k: str = EngineOptions.uncaptured_k
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     record_steps: bool = False
