@@ -69,7 +69,7 @@ class Profile:
         cost = self.cost(async_scheduling)
         if not graph_ks or not self.table.captured_sizes:
             return cost
-        return KeyedStepCost(cost, Profile(self.table.without_graphs()).cost(async_scheduling), graph_ks)
+        return KeyedStepCost(cost, self.captured_at(()).cost(async_scheduling), graph_ks)
 
     def captured_at(self, sizes: Sequence[int] | None) -> Profile:
         """Return the profile of the same engine, had its graphs been captured at other sizes.

@@ -35,7 +35,8 @@ def part_tables(profile: Profile, layer: LayerTimes | None, *, async_scheduling:
     Raises:
         UsageError: the profile names no model on a known card.
     """
-    shipped = ((load_profile(name).table, layer_times_of(name, load_profile(name).table)) for name in profile_names())
+    tables_by_name = ((name, load_profile(name).table) for name in profile_names())
+    shipped = ((table, layer_times_of(name, table)) for name, table in tables_by_name)
     efficiencies, tables = efficiencies_of(profile.table, layer, shipped)
     apart = StepTakenApart(profile.table, efficiencies, layer, async_scheduling)
     scheduling = "asynchronous" if async_scheduling else "synchronous"
