@@ -11,10 +11,9 @@ import pytest
 
 from simmoe.live.engine.decisions import Recording
 from simmoe.policies.registry import parse_policy
-from simmoe.policies.views import RequestView
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 from simmoe.simulator.config import EngineConfig
-from tests.live.twin import K_MAX, Twin
+from tests.live.twin import K_MAX, Twin, run_beside
 
 pytestmark = [
     pytest.mark.live,
@@ -42,39 +41,6 @@ class Contrary:
         return StepPlan(order=names[1:2], k_max=view.free_kv_blocks % 8)
 """
 """A user's file that answers in every way there is, by everything a view shows."""
-
-
-def live_step(scheduler: Any, output: Any) -> dict[str, Any]:
-    """Return what vLLM decided, from its own output.
-
-    vLLM queues a preempted request even if its last token is on its way, and drops it when that is in; the simulator
-    never queues it.
-    """
-    ks = scheduler.request_ks
-    waiting = sum(r.num_output_tokens + min(r.num_stale_output_tokens, 1) < r.max_tokens for r in scheduler.waiting)
-    return {
-        "tokens": sum(output.num_scheduled_tokens.values()),
-        "qos_slots": sum(ks[name] * count for name, count in output.num_scheduled_tokens.items()),
-        "k_exec": output.simmoe_k,
-        "running": len(scheduler.running),
-        "k_running": scheduler.k_running,
-        "waiting": waiting,
-        "free_blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-        "num_plans": scheduler.num_plans,
-    }
-
-
-def sim_step(twin: Twin, step: Any) -> dict[str, Any]:
-    return {
-        "tokens": step.num_prefill_tokens + step.num_decode_seqs,
-        "qos_slots": step.qos_slots,
-        "k_exec": step.k_exec,
-        "running": step.num_running,
-        "k_running": twin.scheduler.k_running,
-        "waiting": step.num_waiting,
-        "free_blocks": twin.scheduler.pool.num_free_blocks,
-        "num_plans": twin.totals.num_plans,
-    }
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "whole prompts"])
@@ -106,7 +72,13 @@ def test_every_step_is_the_simulators(tmp_path: Path, policy: str, kind: str) ->
         rng = np.random.default_rng(seed)
         twin = Twin(policy, config)
         opened = scheduler.waiting.gates_opened
-        preemptions += compare(scheduler, twin, Pipeline(scheduler), make_request, rng, is_async)
+        arrivals = np.cumsum(rng.exponential(0.7, 40))
+        requests = []
+        for i, t in enumerate(arrivals):
+            prompt, output = rng.integers(1, 200, 2).tolist()
+            requests.append(make_request(f"{i:03d}", prompt, output, int(rng.integers(1, K_MAX + 1)), float(t)))
+        run_beside(scheduler, twin, Pipeline(scheduler), requests, rng, is_async)
+        preemptions += twin.totals.num_preemptions
         assert scheduler.waiting.gates_opened - opened == twin.scheduler.gates_opened
     assert (preemptions > 10) == chunked
     assert (scheduler.waiting.gates_opened > 0) == ("contrary" in policy)
@@ -116,49 +88,3 @@ def test_every_step_is_the_simulators(tmp_path: Path, policy: str, kind: str) ->
     recording = Recording(path)
     context = recording.context(load_profile(recording.profile).cost(recording.async_scheduling).prefill_s)
     assert recording.replay(parse_policy(policy).batch(context)) == scheduler.num_plans
-
-
-def compare(scheduler: Any, twin: Twin, pipeline: Any, make_request: Any, rng: Any, asynchronous: bool) -> int:
-    """Run both to the end on one workload; return how many preemptions there were."""
-    arrivals = np.cumsum(rng.exponential(0.7, 40))
-    left = [
-        make_request(f"{i:03d}", *map(int, rng.integers(1, 200, 2)), int(rng.integers(1, K_MAX + 1)), float(t))
-        for i, t in enumerate(arrivals)
-    ]
-    plans_before, index = scheduler.num_plans, 0
-    composed: list[int | None] = []
-    now_s = 0.0
-    scheduler.clock = lambda: now_s
-    preempted = 0
-    for _ in range(20_000):
-        if not left and not scheduler.has_requests() and not composed:
-            break
-        while left and left[0].arrival_time <= now_s:
-            request = left.pop(0)
-            scheduler.add_request(request)
-            k = request.sampling_params.extra_args["simmoe_k"]
-            view = RequestView(request.request_id, request.arrival_time, request.num_prompt_tokens, 0, k)
-            twin.add(view, request.max_tokens)
-        if scheduler.has_requests():
-            output = pipeline.schedule()
-            preempted += len(output.preempted_req_ids or ())
-            step = twin.scheduler.compose(now_s)
-            assert (step is None) == (not output.num_scheduled_tokens)
-            if step is not None:
-                live = live_step(scheduler, output)
-                live["num_plans"] -= plans_before
-                assert live == sim_step(twin, step), (index, now_s)
-                index += 1
-            composed.append(None if step is None else step.index)
-            if asynchronous and len(composed) < 2 and (step is not None or scheduler.has_requests()):
-                continue
-        if composed:
-            pipeline.deliver()
-            finished = composed.pop(0)
-            if finished is not None:
-                twin.scheduler.finish(finished)
-            twin.scheduler.check_integrity()
-        now_s += float(rng.exponential(0.1))
-    assert not scheduler.requests and not twin.scheduler.running
-    assert preempted == twin.totals.num_preemptions
-    return preempted

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simmoe.policies.views import RequestView
 from simmoe.simulator.config import EngineConfig
-from tests.live.test_policy_parity import live_step, sim_step
-from tests.live.twin import Twin
+from tests.live.twin import Twin, run_beside
 
 pytestmark = [
     pytest.mark.live,
@@ -47,51 +45,13 @@ def test_every_step_is_the_simulators_with_shared_prefixes(tmp_path: Path, polic
         assert scheduler.reset_prefix_cache()
         rng = np.random.default_rng(seed)
         twin = Twin(policy, config, prefix_block_tokens=BLOCK_SIZE)
-        run(scheduler, twin, Pipeline(scheduler), make_request, rng, is_async)
+        arrivals = np.cumsum(rng.exponential(0.7, 40))
+        requests = []
+        for i, t in enumerate(arrivals):
+            prompt, output = rng.integers(1, 200, 2).tolist()
+            k, text = int(rng.choice(BUDGETS)), int(rng.integers(NUM_TEXTS))
+            requests.append(make_request(f"{i:03d}", prompt, output, k, float(t), text=text))
+        run_beside(scheduler, twin, Pipeline(scheduler), requests, rng, is_async)
         num_cached += twin.totals.num_cached_tokens
         num_preempted += twin.totals.num_preemptions
     assert num_cached > 1000 and num_preempted > 10
-
-
-def run(scheduler: Any, twin: Twin, pipeline: Any, make_request: Any, rng: Any, is_async: bool) -> None:
-    """Run both to the end on one workload."""
-    arrivals = np.cumsum(rng.exponential(0.7, 40))
-    left = [
-        make_request(
-            f"{i:03d}", *map(int, rng.integers(1, 200, 2)), int(rng.choice(BUDGETS)), float(t),
-            text=int(rng.integers(NUM_TEXTS)),
-        )
-        for i, t in enumerate(arrivals)
-    ]  # fmt: skip
-    composed: list[int | None] = []
-    plans_before, index, now_s = scheduler.num_plans, 0, 0.0
-    scheduler.clock = lambda: now_s
-    for _ in range(20_000):
-        if not left and not scheduler.has_requests() and not composed:
-            break
-        while left and left[0].arrival_time <= now_s:
-            request = left.pop(0)
-            scheduler.add_request(request)
-            k = request.sampling_params.extra_args["simmoe_k"]
-            view = RequestView(request.request_id, request.arrival_time, request.num_prompt_tokens, 0, k)
-            twin.add(view, request.max_tokens, tuple(request.block_hashes))
-        if scheduler.has_requests():
-            output = pipeline.schedule()
-            step = twin.scheduler.compose(now_s)
-            assert (step is None) == (not output.num_scheduled_tokens)
-            if step is not None:
-                live = live_step(scheduler, output)
-                live["num_plans"] -= plans_before
-                assert live == sim_step(twin, step), (index, now_s)
-                index += 1
-            composed.append(None if step is None else step.index)
-            if is_async and len(composed) < 2 and (step is not None or scheduler.has_requests()):
-                continue
-        if composed:
-            pipeline.deliver()
-            finished = composed.pop(0)
-            if finished is not None:
-                twin.scheduler.finish(finished)
-            twin.scheduler.check_integrity()
-        now_s += float(rng.exponential(0.1))
-    assert not scheduler.requests and not twin.scheduler.running
