@@ -182,3 +182,13 @@ def test_the_docs_print_the_parts_as_the_command_does(capsys: pytest.CaptureFixt
     assert simmoe(["profile", "show", name, "--parts"]) == 0
     printed = {line.rstrip() for line in capsys.readouterr().out.splitlines()}
     assert {line.rstrip() for line in block.splitlines() if line != "..."} <= printed
+
+
+@pytest.mark.parametrize(("name", "timed"), [("olmoe-1b-7b-split4-h200", True), ("olmoe-1b-7b-h200", False)])
+def test_the_mark_of_a_timed_layer_is_explained_where_it_stands(
+    name: str, timed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simmoe(["profile", "show", name, "--parts"]) == 0
+    shown = capsys.readouterr().out
+    assert ("experts marked t" in " ".join(shown.split())) == timed
+    assert any(" t " in line for line in shown.splitlines() if line[:1] in " 123456789") == timed

@@ -39,12 +39,14 @@ def part_tables(profile: Profile, layer: LayerTimes | None, *, async_scheduling:
     shipped = ((table, layer_times_of(name, table)) for name, table in tables_by_name)
     efficiencies, tables = efficiencies_of(profile.table, layer, shipped)
     apart = StepTakenApart(profile.table, efficiencies, layer, async_scheduling)
+    timed = (
+        "experts marked t are one layer's timed alone, times the layers; those not so marked" if layer else "experts"
+    )
     scheduling = "asynchronous" if async_scheduling else "synchronous"
     yield (
         f"{profile.label}: parts of a step, ms ({scheduling} scheduling). Step, attention and host are the table's; "
-        "experts marked t are one layer's timed alone, times the layers; those not so marked, dense layers, head with "
-        f"sampler and exchanges are counted work at efficiencies learned from {', '.join(tables)}; rest is what all of "
-        "them leave of the step."
+        f"{timed}, dense layers, head with sampler and exchanges are counted work at efficiencies "
+        f"learned from {', '.join(tables)}; rest is what all of them leave of the step."
     )
     prompts = f"prompts of {PROMPT_TOKENS:,} tokens"
     decode = f"decode at {CONTEXT_TOKENS:,} KV tokens a sequence"
