@@ -20,7 +20,7 @@ from simmoe.live.server.dispatch import Counts, Dispatcher
 from simmoe.live.server.launch import EngineLaunch, visible_gpus
 from simmoe.live.server.route_decisions import RouteRecorder, open_recorder
 from simmoe.live.server.stall import STALL_TIMEOUT_S
-from simmoe.live.server.warm_up import random_prompt, warm_up_batches
+from simmoe.live.server.warm_up import WarmUp, random_prompts, warm_up_batches
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyChoice
 from simmoe.policies.views import RequestView
@@ -88,13 +88,14 @@ class LocalEngines:
 
     async def _warm_up(self, engine: Engine) -> None:
         for batch in warm_up_batches(engine.facts, is_gpu=bool(visible_gpus())):
-            await asyncio.gather(*(self._serve_for_warm_up(engine, *request) for request in batch))
+            prompts = random_prompts(batch, engine.facts["vocab_size"])
+            requests = zip(prompts, batch, strict=True)
+            await asyncio.gather(*(self._serve_for_warm_up(engine, prompt, request) for prompt, request in requests))
 
-    async def _serve_for_warm_up(self, engine: Engine, prompt_tokens: int, output_tokens: int, k: int) -> None:
-        prompt = random_prompt(prompt_tokens, engine.facts["vocab_size"])
-        await engine.send(life := Life(-1), prompt, output_tokens, k)
+    async def _serve_for_warm_up(self, engine: Engine, prompt: list[int], request: WarmUp) -> None:
+        await engine.send(life := Life(-1), prompt, request.output_tokens, request.k)
         if life.status != "finished":
-            raise LiveError(f"engine {engine.rank} failed to warm up with {prompt_tokens} tokens: {life.reason}")
+            raise LiveError(f"engine {engine.rank} failed to warm up with {len(prompt)} tokens: {life.reason}")
 
     def _route(self, choice: PolicyChoice, num_ranks: int) -> None:
         """Deal what comes to the first ``num_ranks`` engines by a policy."""

@@ -6,7 +6,6 @@ odd number of tokens that no graph pads), and those of a batch larger than any b
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,14 +43,17 @@ class WarmUp(NamedTuple):
 
 
 def warm_up_batches(facts: Mapping[str, Any], *, is_gpu: bool) -> Iterator[list[WarmUp]]:
-    """Yield requests to be sent together, batch after batch.
+    """Yield requests to be sent together, those of a batch with the same budget and output, batch after batch.
+
+    Each size up to the longest prompt, that one included, is one prompt: the engine cannot but run it in one step. A
+    larger one is several, which it may happen to begin in more.
 
     Args:
         facts: of the engine, see :func:`simmoe.live.server.state.engine_state`.
         is_gpu: whether it runs on a GPU, where a budget without graphs has kernels of its own.
     """
     largest, longest, k_max = facts["max_num_batched_tokens"], facts["max_model_len"] - _OUTPUT_TOKENS, facts["k_max"]
-    classes = {*(1 << power for power in range((largest - 1).bit_length())), largest}
+    classes = {*(1 << power for power in range((largest - 1).bit_length())), min(longest, largest), largest}
     for k in _step_ks(facts, is_gpu=is_gpu):
         sizes = set(classes)
         if is_gpu:  # Triton compiles one kernel for arguments divisible by 16 and another for those that are not
@@ -64,7 +66,7 @@ def warm_up_batches(facts: Mapping[str, Any], *, is_gpu: bool) -> Iterator[list[
     short = min(_SHORT_TOKENS, facts["max_model_len"] // 2)
     fit = (facts["num_gpu_blocks"] - 1) // (1 + 2 * short // facts["block_size"])
     size = min(facts["max_num_seqs"], max(1, fit), *(() if is_gpu else (_LARGEST_CPU_BATCH,)))
-    yield [WarmUp(short, short, 1 + i % k_max) for i in range(size)]
+    yield [WarmUp(short, short, k_max)] * size  # at one budget: a policy may part others
 
 
 def _step_ks(facts: Mapping[str, Any], *, is_gpu: bool) -> Sequence[int]:
@@ -76,10 +78,14 @@ def _step_ks(facts: Mapping[str, Any], *, is_gpu: bool) -> Sequence[int]:
     return range(1, facts["k_max"] + 1)
 
 
-def random_prompt(num_tokens: int, vocab_size: int) -> list[int]:
-    """Return a prompt of random token ids, the same each time."""
-    tokens = np.random.default_rng(num_tokens).integers(FIRST_TOKEN_ID, vocab_size, num_tokens)
-    return [int(token) for token in tokens]
+def random_prompts(batch: Sequence[WarmUp], vocab_size: int) -> list[list[int]]:
+    """Return a prompt of random token ids for each request, each its own, the same each time.
+
+    What two have in common the prefix cache would spare the engine, and its step would be as much smaller.
+    """
+    lengths = [request.prompt_tokens for request in batch]
+    tokens = np.random.default_rng(lengths).integers(FIRST_TOKEN_ID, vocab_size, sum(lengths))
+    return [prompt.tolist() for prompt in np.split(tokens, np.cumsum(lengths)[:-1])]
 
 
 async def warm_up(address: Address, facts: Mapping[str, Any], *, is_gpu: bool) -> None:
@@ -89,16 +95,18 @@ async def warm_up(address: Address, facts: Mapping[str, Any], *, is_gpu: bool) -
         OSError: the server does not answer.
     """
     for batch in warm_up_batches(facts, is_gpu=is_gpu):
-        answers = await asyncio.gather(*(_serve(address, request, facts["vocab_size"]) for request in batch))
-        if refusal := next(((status, body) for status, body in answers if status != 200), None):
-            log.warning("%s is not warmed up: it answers %s with %d, %s", address, batch[0], *refusal)
+        status, answer = await _serve(address, batch, facts["vocab_size"])
+        if status != 200:
+            log.warning("%s is not warmed up: it answers %s with %d, %s", address, batch[0], status, answer)
             return
 
 
-async def _serve(address: Address, request: WarmUp, vocab_size: int) -> tuple[int, str]:
+async def _serve(address: Address, batch: Sequence[WarmUp], vocab_size: int) -> tuple[int, str]:
+    """Have an engine serve a batch that one message brings, so that it has all of it at nearly the same time."""
+    output_tokens = batch[0].output_tokens
     body = {
-        "prompt": random_prompt(request.prompt_tokens, vocab_size), "max_tokens": request.output_tokens,
-        "min_tokens": request.output_tokens, "ignore_eos": True, "vllm_xargs": {K_ARG: request.k},
+        "prompt": random_prompts(batch, vocab_size), "max_tokens": output_tokens, "min_tokens": output_tokens,
+        "ignore_eos": True, "vllm_xargs": {K_ARG: batch[0].k},
     }  # fmt: skip
     data = json.dumps(body).encode()
     status, answer = await fetch(address, "/v1/completions", _TIMEOUT_S, method="POST", body=data)

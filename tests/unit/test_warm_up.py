@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 if find_spec("httptools") is None:
     pytest.skip("the server is not installed: pip install 'simmoe[serve]'", allow_module_level=True)
 
-from simmoe.live.server.warm_up import FIRST_TOKEN_ID, random_prompt, warm_up_batches
+from simmoe.live.server.warm_up import FIRST_TOKEN_ID, WarmUp, random_prompts, warm_up_batches
 
 FACTS = st.fixed_dictionaries(
     {
@@ -46,6 +46,10 @@ def test_every_budget_runs_every_size_class_and_the_largest_batch_fits(facts: di
         assert steps[0] == 1
         assert all(before < after <= 2 * before for before, after in pairwise(steps))
         assert steps[-1] == facts["max_num_batched_tokens"]
+        # what fits a step runs in one, however the engine is sent it: it is one prompt
+        longest = min(facts["max_model_len"] - sizes[0][0].output_tokens, steps[-1])
+        assert longest in steps
+        assert all(len(batch) == 1 for batch in sizes if sum(r.prompt_tokens for r in batch) <= longest)
         if is_gpu:  # each class of sizes that no graph pads has an odd one too
             assert all(
                 after % 2 or after - 1 in steps
@@ -53,16 +57,23 @@ def test_every_budget_runs_every_size_class_and_the_largest_batch_fits(facts: di
                 if after - 1 > (max(facts["captured_sizes"], default=0) if k in facts["captured_ks"] else 0)
             )
     for batch in [*sizes, largest]:
+        assert len({(r.output_tokens, r.k) for r in batch}) == 1  # as one message may ask for
         assert all(r.prompt_tokens > 0 and r.prompt_tokens + r.output_tokens <= facts["max_model_len"] for r in batch)
     blocks = sum(-(-(r.prompt_tokens + r.output_tokens) // facts["block_size"]) for r in largest)
     assert 1 <= len(largest) <= facts["max_num_seqs"]
     assert len(largest) == 1 or blocks < facts["num_gpu_blocks"]
-    assert {r.k for r in largest} <= set(range(1, facts["k_max"] + 1))
+    assert {r.k for r in largest} == {facts["k_max"]}
 
 
-@given(st.integers(1, 300), st.integers(FIRST_TOKEN_ID + 1, 1000))
-def test_a_prompt_is_the_same_each_time(num_tokens: int, vocab_size: int) -> None:
-    prompt = random_prompt(num_tokens, vocab_size)
-    assert prompt == random_prompt(num_tokens, vocab_size)
-    assert len(prompt) == num_tokens
-    assert all(FIRST_TOKEN_ID <= token < vocab_size for token in prompt)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=5), st.integers(FIRST_TOKEN_ID + 1, 1000))
+def test_prompts_are_the_same_each_time(lengths: list[int], vocab_size: int) -> None:
+    batch = [WarmUp(num_tokens, 1, 1) for num_tokens in lengths]
+    prompts = random_prompts(batch, vocab_size)
+    assert prompts == random_prompts(batch, vocab_size)
+    assert [len(prompt) for prompt in prompts] == lengths
+    assert all(FIRST_TOKEN_ID <= token < vocab_size for prompt in prompts for token in prompt)
+
+
+def test_prompts_of_a_batch_share_no_prefix() -> None:
+    first, second = random_prompts([WarmUp(64, 1, 1)] * 2, 32_000)
+    assert first[:16] != second[:16]
