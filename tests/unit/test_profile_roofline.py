@@ -500,7 +500,7 @@ def test_weights_that_do_not_fit_are_refused(measured: list[MeasuredModel]) -> N
     ("arguments", "message"),
     [
         (
-            ["--gpu", "h100", "--model", "olmoe-1b-7b", "--splits", "7"],
+            ["--gpu", "h100", "--model", "olmoe-1b-7b", "--split", "7"],
             "cannot split experts of intermediate_size 1024",
         ),
         (["--gpu", "h100", "--model", "olmoe-1b-7b", "--tensor-parallel", "3"], "cannot spread the model over 3 cards"),
@@ -705,7 +705,7 @@ def test_what_is_simulated_on_an_estimate_is_marked(tmp_path: Path, capsys: pyte
 def test_a_model_of_one_s_own_needs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {k: v for k, v in OLMOE.config.items() if k != "_name_or_path"} | {"num_hidden_layers": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    options = ["profile", "roofline", "--gpu", "h100", "--splits", "2", "--model"]
+    options = ["profile", "roofline", "--gpu", "h100", "--split", "2", "--model"]
     assert run([*options, str(tmp_path)]) == 0
     assert f"{tmp_path.name}-split2-h100 (estimated)" in capsys.readouterr().out
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mixtral"}))
@@ -724,12 +724,12 @@ def test_a_model_of_one_s_own_needs_no_code(tmp_path: Path, capsys: pytest.Captu
         (["--gpu", "h100", "--model", ""], 2, "no model ''"),
         (["--gpu", "h100", "--model", "olmoe-1b-7b", "--out", "table"], 2, "end it in .json"),
         (["--gpu", "h100", "--model", "olmoe"], 2, "did you mean 'olmoe-1b-7b'"),
-        (["--gpu", "h100", "--model", "olmoe-1b-7b", "--splits", "3"], 2, "it must divide the width"),
+        (["--gpu", "h100", "--model", "olmoe-1b-7b", "--split", "3"], 2, "it must divide the width"),
         (["--gpu", "rtx-4090", "--model", "qwen3-30b-a3b"], 2, "leaves no room for KV"),
         (["--gpu", "h100", "--model", "olmoe-1b-7b", "--expert-parallel"], 2, "say how many with --tensor-parallel"),
         (["--gpu", "h100", "--model", "olmoe-1b-7b", "--tensor-parallel", "3"], 2, "must divide its expert width, 256"),
         (
-            ["--gpu", "h100", "--model", "qwen3-30b-a3b", "--splits", "1", "--tensor-parallel", "6"],
+            ["--gpu", "h100", "--model", "qwen3-30b-a3b", "--split", "1", "--tensor-parallel", "6"],
             2,
             "must divide its KV heads, 4",
         ),

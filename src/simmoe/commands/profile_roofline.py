@@ -29,7 +29,7 @@ _HELD_OUT = {
 @click.option("--gpu", help="The card, such as 'a100-80gb' or 'h100'; a name that is not known lists all.")
 @click.option("--model", help="A model that ships ('olmoe-1b-7b', ...), or a Hugging Face config.json.")
 @click.option(
-    "--splits", type=click.IntRange(1), default=4, show_default=True, help="Sub-experts an expert is split into."
+    "--split", type=click.IntRange(1), default=4, show_default=True, help="Sub-experts an expert is split into."
 )
 @click.option(
     "--tensor-parallel", type=click.IntRange(1, 8), default=1, show_default=True, help="Cards that share every step."
@@ -42,7 +42,7 @@ _HELD_OUT = {
 def roofline(
     gpu: str | None,
     model: str | None,
-    splits: int,
+    split: int,
     tensor_parallel: int,
     expert_parallel: bool,
     out: Path | None,
@@ -75,14 +75,14 @@ def roofline(
     like = next((one for one in measured if one.table.name == DEFAULT_PROFILE), measured[0])
     parallel = Parallelism(tensor_parallel, expert_parallel)
     if card is not None and read is not None:
-        check_layout(like.table, card, read, splits, parallel)
+        check_layout(like.table, card, read, split, parallel)
     held_out = held_out_errors(measured)
     if error or card is None or read is None:
         for line in (*error_lines(held_out), *_not_learned_from(table for _, table in tables)):
             click.echo(line)
         return
     of_all = [row._asdict() for row in over_all_tables(held_out, tensor_parallel)]
-    table = estimate(learn_from(measured), like.table, card, read, splits, of_all, parallel, like.weights)
+    table = estimate(learn_from(measured), like.table, card, read, split, of_all, parallel, like.weights)
     if out is not None:
         write_table(out, table)
     console = Console(highlight=False, markup=False)
