@@ -19,28 +19,30 @@ _MACHINERY = (threading.__file__, os.path.join("concurrent", "futures", "thread.
 _MOST_TOLD = 3
 
 
-def end_despite_threads(exit_code: int, tell: Callable[[str], object]) -> None:
-    """Have this process, which is about to end, do so ``PATIENCE_S`` from now at the latest.
+def end_despite_threads(exit_code: int, tell: Callable[[str], object], patience_s: float | None = None) -> None:
+    """Have this process, which is about to end, do so ``patience_s`` from now at the latest.
 
     Threads that end by then are waited for, as ever. If some do not, they are named and the process exits at once.
 
     Args:
         exit_code: what the process was to exit with.
         tell: called with one line that names the threads.
+        patience_s: None: ``PATIENCE_S``.
     """
     if _threads_left():
-        threading.Thread(target=_end, args=(exit_code, tell), daemon=True).start()
+        patience_s = PATIENCE_S if patience_s is None else patience_s
+        threading.Thread(target=_end, args=(exit_code, tell, patience_s), daemon=True).start()
 
 
-def _end(exit_code: int, tell: Callable[[str], object]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+def _end(exit_code: int, tell: Callable[[str], object], patience_s: float) -> None:
+    deadline_s = time.monotonic() + patience_s
     for thread in _threads_left():
         thread.join(max(0.0, deadline_s - time.monotonic()))
     if left := _threads_left():
         with suppress(Exception):  # nobody may read any more
             told = ", ".join(map(described, left[:_MOST_TOLD]))
             more = f" and {len(left) - _MOST_TOLD} more" if len(left) > _MOST_TOLD else ""
-            tell(f"ended without {told}{more}, still running {PATIENCE_S:g} s after all else was done")
+            tell(f"ended without {told}{more}, still running {patience_s:g} s after all else was done")
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
         os._exit(exit_code)

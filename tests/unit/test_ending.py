@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from simmoe import ending
+from simmoe.analysis.metrics import Slo
+from simmoe.commands.sweeping.cells import Cell
+from simmoe.commands.sweeping.executor import LocalExecutor
+from simmoe.errors import SimmoeError
 from simmoe.profiles.catalog import DEFAULT_PROFILE, profile_names
+from simmoe.simulator.config import SimConfig
+from simmoe.traces.spec import WorkloadSpec
 
 PROFILE = DEFAULT_PROFILE if DEFAULT_PROFILE in profile_names() else profile_names()[0]
 
@@ -57,12 +65,18 @@ IN_TIME_S = 120.0
 """Long after everything has ended, on any machine."""
 
 
-def run(tmp_path: Path, text: str, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def write_inputs(tmp_path: Path, text: str) -> tuple[str, str]:
+    """Return a trace and a policy."""
     (tmp_path / "mine.py").write_text(text)
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i},20,5\n" for i in range(20)))
-    line = [sys.executable, "-m", "simmoe", command, "--trace", str(trace), "--profile", PROFILE]
-    line += ["--policy", f"{tmp_path / 'mine.py'}:Mine", *arguments]
+    return str(trace), f"{tmp_path / 'mine.py'}:Mine"
+
+
+def run(tmp_path: Path, text: str, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    trace, policy = write_inputs(tmp_path, text)
+    line = [sys.executable, "-m", "simmoe", command, "--trace", trace, "--profile", PROFILE]
+    line += ["--policy", policy, *arguments]
     return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=IN_TIME_S, check=False)
 
 
@@ -93,3 +107,24 @@ def test_workers_of_a_sweep_end_too(tmp_path: Path) -> None:
     assert done.returncode == 0 and (tmp_path / "out" / "sweep.csv").exists()
     (told,) = [line for line in done.stderr.splitlines() if "ended without" in line]
     assert told.startswith("simmoe: a worker process ended without thread 'mine' (")
+
+
+def test_a_sweep_s_later_workers_wait_for_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The phases after the one in which a worker's patience has run out would not end in time if theirs had to."""
+    trace, policy = write_inputs(tmp_path, GOES_ON + BATCH)
+    cells = [Cell(WorkloadSpec(trace=trace, seed=seed), policy, PROFILE, SimConfig(), Slo()) for seed in (0, 1)]
+    executor = LocalExecutor(2)
+    monkeypatch.setattr(ending, "PATIENCE_S", 0.1)  # workers are forked, and this with them
+
+    def finished() -> int:
+        outcomes = [event[1] for event in executor.run(cells) if event is not None]
+        return sum(not isinstance(outcome, SimmoeError) for outcome in outcomes)
+
+    assert finished() == 2
+    monkeypatch.setattr(ending, "PATIENCE_S", IN_TIME_S)
+    began_s = time.monotonic()
+    assert [finished(), finished()] == [2, 2]
+    assert time.monotonic() - began_s < IN_TIME_S
+    assert capfd.readouterr().err.count("ended without thread") == 1

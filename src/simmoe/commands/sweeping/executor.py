@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for_sentinels
-from multiprocessing.synchronize import Semaphore
+from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.util import Finalize
 from typing import Protocol
 
@@ -61,7 +61,7 @@ class LocalExecutor:
         self.jobs = jobs
         # Forked workers start in milliseconds with everything imported; elsewhere than on Linux forking is not safe.
         self._context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        self._turn = self._context.Semaphore(1)
+        self._told: Synchronized[int] = self._context.Value("b", 0)
 
     def run(self, cells: Sequence[Cell]) -> Outcomes:
         """Yield outcomes as they come, and None five times a second.
@@ -70,7 +70,7 @@ class LocalExecutor:
             SimmoeError: a worker was killed.
         """
         num_workers = min(self.jobs, len(cells))
-        pool = ProcessPoolExecutor(num_workers, self._context, initializer=_start_worker, initargs=(self._turn,))
+        pool = ProcessPoolExecutor(num_workers, self._context, initializer=_start_worker, initargs=(self._told,))
         try:
             with warnings.catch_warnings():
                 # Python 3.12 warns of forking beside threads; the only ones here are BLAS's own, idle and fork-safe.
@@ -101,21 +101,27 @@ def local_executor(jobs: int) -> Executor:
     return LocalExecutor(jobs) if jobs > 1 else SerialExecutor()
 
 
-def _start_worker(turn: Semaphore) -> None:
+def _start_worker(told: Synchronized[int]) -> None:
     """Leave Ctrl-C to the parent, do not outlive it, and end when told, whatever threads a policy has started.
 
     Args:
-        turn: with the first of the workers that has something to say of these; the others' say the same.
+        told: 1 once a worker has named threads that do not end. The next cells' will not either: workers from then on
+            neither wait for theirs nor name them again.
     """
     gc.freeze()  # what the parent has imported and read stays: no use in searching it for garbage
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
     def tell(line: str) -> None:
-        if turn.acquire(block=False):
+        with told.get_lock():
+            is_known, told.value = bool(told.value), 1
+        if not is_known:
             print(f"simmoe: a worker process {line}", file=sys.stderr)
 
-    Finalize(None, end_despite_threads, args=(0, tell), exitpriority=0)  # before the process waits for its threads
+    def end() -> None:
+        end_despite_threads(0, tell, 0.0 if told.value else None)
+
+    Finalize(None, end, exitpriority=0)  # before the process waits for its threads
 
 
 def _exit_with_parent() -> None:
