@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,7 @@ def fit_table(
     summary: str,
     recorded: Sequence[RecordedStep] = (),
     tail_of: StepTable | None = None,
+    num_gpu_blocks: int | None = None,
 ) -> StepTable:
     """Fit one table to the samples of one engine; its budgets are in sub-expert units.
 
@@ -66,6 +68,7 @@ def fit_table(
             not held out tell the host's share while it serves, and what mixed steps cost.
         tail_of: table of an engine whose host launches the same graph; its ``graph_tail_s`` is taken where the clocks
             of the recorded steps do not tell it.
+        num_gpu_blocks: KV blocks an engine has that was measured with fewer; None: those of the samples.
     Raises:
         ProfileError: runs of different engines, or no points of a kind that is needed.
     """
@@ -118,7 +121,7 @@ def fit_table(
         k_max=header.k_max * header.k_granularity,
         k_granularity=header.k_granularity,
         block_size=header.block_size,
-        num_gpu_blocks=header.num_gpu_blocks,
+        num_gpu_blocks=header.num_gpu_blocks if num_gpu_blocks is None else num_gpu_blocks,
         ingress_s=header.front_end.get("ingress_s", 0.0),
         egress_s=header.front_end.get("egress_s", 0.0),
         captured_sizes=captured,
@@ -143,9 +146,10 @@ def fit_table(
     apart_above = APART_ABOVE.get(header.kernels.get("attention", ""))
     table = with_host_shares(table, [*steps, *serving], clock, calibrating, apart_above)
     tail_s = graph_tail_s(table, calibrating)
-    elsewhere = {}
+    given: dict[str, Any] = {} if num_gpu_blocks is None else {"num_gpu_blocks": num_gpu_blocks}
     if captured and tail_s is None and tail_of is not None:
-        tail_s, elsewhere = tail_of.graph_tail_s, {"graph_tail_of": tail_of.name}
+        tail_s = tail_of.graph_tail_s
+        given["graph_tail_of"] = tail_of.name
     table = replace(table, update=update_share(calibrating), graph_tail_s=tail_s)
     facts = {
         "steps": len(steps),
@@ -154,7 +158,7 @@ def fit_table(
         "monotone_projection_moved_at_most": {"prefill": prefill.moved, "decode": decode.moved},
         "residuals": [row._asdict() for row in _checks(table, runs, recorded)],
     }
-    return replace(table, provenance={"runs": [asdict(head) for head, _ in runs], "fit": {**facts, **elsewhere}})
+    return replace(table, provenance={"runs": [asdict(head) for head, _ in runs], "fit": {**facts, **given}})
 
 
 def _checks(table: StepTable, runs: Sequence[Run], recorded: Sequence[RecordedStep]) -> list[Residual]:

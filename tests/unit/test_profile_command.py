@@ -109,10 +109,12 @@ def test_fit_takes_when_a_graph_begins_from_another_table_where_no_recording_tel
     assert (table.graph_tail_s, table.provenance["fit"]["graph_tail_of"]) == (9e-4, SYNTHETIC)
     capsys.readouterr()
     assert run(["profile", "show", str(out)]) == 0
-    assert "0.900 ms" in capsys.readouterr().out
+    assert f"0.900 ms, of {SYNTHETIC}" in capsys.readouterr().out
 
 
-def test_fit_takes_the_kv_blocks_of_an_engine_that_has_its_card_to_itself(tmp_path: Path) -> None:
+def test_fit_takes_and_notes_the_kv_blocks_of_an_engine_that_has_its_card_to_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = SyntheticEngine()
     with SampleWriter(tmp_path / "raw.jsonl", engine.header()) as writer:
         for sample in engine.samples():
@@ -122,8 +124,16 @@ def test_fit_takes_the_kv_blocks_of_an_engine_that_has_its_card_to_itself(tmp_pa
     assert run([*fit, str(tmp_path / "alone.json"), "--num-gpu-blocks", "90000"]) == 0
     measured, alone = (load_profile(str(tmp_path / name)).table for name in ("as-measured.json", "alone.json"))
     assert measured.num_gpu_blocks == alone.provenance["runs"][0]["num_gpu_blocks"] == engine.header().num_gpu_blocks
-    assert alone.num_gpu_blocks == 90000
-    assert replace(alone, num_gpu_blocks=measured.num_gpu_blocks, sha256="") == replace(measured, sha256="")
+    assert alone.num_gpu_blocks == alone.provenance["fit"]["num_gpu_blocks"] == 90000
+    noted = {**measured.provenance["fit"], "num_gpu_blocks": 90000}
+    assert alone.provenance == {**measured.provenance, "fit": noted}
+    as_measured = replace(alone, num_gpu_blocks=measured.num_gpu_blocks, provenance=measured.provenance, sha256="")
+    assert as_measured == replace(measured, sha256="")
+    capsys.readouterr()
+    for name, shown in (("as-measured.json", ""), ("alone.json", "; given, not measured")):
+        assert run(["profile", "show", str(tmp_path / name)]) == 0
+        (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("KV cache"))
+        assert row.rstrip().endswith(f" blocks of 16 tokens{shown}")
 
 
 @pytest.mark.parametrize("budgets", ["", "8,,32", "0", "²", "9" * 5000])

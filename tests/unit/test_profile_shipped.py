@@ -80,9 +80,10 @@ def test_a_shipped_table_is_the_fit_of_its_raw_samples(name: str) -> None:
     shipped = load_profile(name).table
     samples = read_samples(RAW / f"{name}.jsonl.gz")
     steps = read_recording(RAW / f"{name}-recording.jsonl.gz", shipped.captured_sizes)
-    elsewhere = shipped.provenance["fit"].get("graph_tail_of")
-    tail_of = load_profile(elsewhere).table if elsewhere else None
-    again = fit_table([samples], name, "measured", "again", steps, tail_of)
+    fitted = shipped.provenance["fit"]
+    tail_of = load_profile(fitted["graph_tail_of"]).table if "graph_tail_of" in fitted else None
+    again = fit_table([samples], name, "measured", "again", steps, tail_of, fitted.get("num_gpu_blocks"))
+    assert again.num_gpu_blocks == shipped.num_gpu_blocks
     assert again.captured_sizes == shipped.captured_sizes
     for grid, other in ((again.prefill, shipped.prefill), (again.decode, shipped.decode)):
         assert (grid.sizes, grid.ks) == (other.sizes, other.ks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -159,11 +159,9 @@ def fit(
     like = load_profile(tail_of).table if tail_of is not None else None
     if like is not None and like.graph_tail_s is None:
         raise UsageError(f"--graph-tail-of {tail_of}: that profile has no graph_tail")
-    table = fit_table(runs, name or out.stem, status, summary, recorded, like)
+    table = fit_table(runs, name or out.stem, status, summary, recorded, like, num_gpu_blocks)
     if like is not None and "graph_tail_of" not in table.provenance["fit"]:
         raise UsageError(f"--graph-tail-of {tail_of} has no effect: no graphs, or the recordings tell it themselves")
-    if num_gpu_blocks is not None:
-        table = replace(table, num_gpu_blocks=num_gpu_blocks)
     write_table(out, table)
     Console().print(residual_table(table.provenance["fit"]["residuals"]))
     click.echo(f"wrote {out}", err=True)

@@ -40,7 +40,8 @@ def facts(profile: Profile) -> Table:
     rows.add_row("captured sizes", _plain(table.captured_sizes) or "none (eager)")
     rows.add_row("captured k", _plain(table.captured_ks) or "none (eager)")
     rows.add_row("budgets", f"k 1..{table.k_max}, multiples of {table.k_granularity}")
-    rows.add_row("KV cache", f"{table.num_gpu_blocks} blocks of {table.block_size} tokens")
+    given = "; given, not measured" if "num_gpu_blocks" in profile.provenance.get("fit", {}) else ""
+    rows.add_row("KV cache", f"{table.num_gpu_blocks} blocks of {table.block_size} tokens{given}")
     rows.add_row("front end", f"ingress {table.ingress_s * 1e3:g} ms, egress {table.egress_s * 1e3:g} ms")
     rows.add_row("sha256", profile.sha256)
     return rows
@@ -99,7 +100,9 @@ def time_tables(profile: Profile, *, async_scheduling: bool) -> Iterator[Table]:
         base_s, per_seq_s = table.update
         terms.add_row("of it, taking tokens in", f"{base_s * 1e3:.3f} ms, {per_seq_s * 1e6:.2f} us a sequence")
     if table.graph_tail_s is not None:
-        terms.add_row("of a decode-only step's launch, beside the device", f"{table.graph_tail_s * 1e3:.3f} ms")
+        of = profile.provenance.get("fit", {}).get("graph_tail_of")
+        tail = f"{table.graph_tail_s * 1e3:.3f} ms" + (f", of {of}" if of else "")
+        terms.add_row("of a decode-only step's launch, beside the device", tail)
     yield terms
     residuals = profile.provenance.get("fit", {}).get("residuals")
     if residuals:
