@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simmoe.commands.recorded_config import graph_ks, simulated_config
+from simmoe.commands.recorded_config import live_engine, simulated_config
 from simmoe.commands.validate import simulate_like
 from simmoe.errors import RecordError, UsageError
 from simmoe.policies.registry import parse_policy
@@ -109,7 +109,7 @@ def test_fast_forward_changes_nothing(choice: str, seed: int, is_async: bool) ->
 def test_a_live_run_is_simulated_as_its_engines_say_they_run(choice: str) -> None:
     own = simulated(choice)
     live = as_live(own)
-    assert graph_ks(live) == (KS if choice == "eager" else ())
+    assert live_engine(live).graph_ks == (KS if choice == "eager" else ())
     again, _ = simulate_like(live, PROFILE)
     assert np.array_equal(steps_of(again)["k_exec"], steps_of(own)["k_exec"])
     assert again.manifest["config"]["engine"]["uncaptured_k"] == choice

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simmoe.commands.record_times import read_times
-from simmoe.commands.recorded_config import captured_sizes, graph_ks, require_k_max
+from simmoe.commands.recorded_config import captured_sizes, live_engine, require_k_max
 from simmoe.errors import RecordError
 from simmoe.live.driving.recording import HOST_COLUMNS, HOST_FILE
 from simmoe.profiles.catalog import Profile
@@ -125,7 +125,7 @@ def read_host_times(folder: Path, record: RunRecord) -> list[HostTime]:
     if (prompts % 1 != 0).any() or any((column < 0).any() for column in host.values()):
         raise RecordError(f"'{path}' leaves out how many prompts a step has, or has values below 0 or a part of one")
     known = ~np.isnan(launch_s + update_s)
-    if ks := graph_ks(record):  # a step at another budget took the host otherwise than one of its size
+    if ks := live_engine(record).graph_ks:  # a step at another budget took the host otherwise than one of its size
         known &= np.isin(steps["k_exec"], ks)
     num_seqs = prompts + num_decode
     columns = (num_prefill, num_prefill + num_decode, num_seqs.astype(int), launch_s, update_s)

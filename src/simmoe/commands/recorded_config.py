@@ -60,18 +60,6 @@ def captured_sizes(record: RunRecord) -> tuple[int, ...] | None:
     return tuple(sizes)
 
 
-def graph_ks(record: RunRecord) -> tuple[int, ...]:
-    """Return the budgets at which a live run's engines had graphs, steps at others being without; empty: at all.
-
-    Raises:
-        RecordError: they are no budgets.
-    """
-    engine = _engine(record)
-    ks = engine.get("captured_ks") or ()
-    _require_kind(ks, tuple[int, ...], "captured_ks", _ENGINE)
-    return tuple(ks) if engine["uncaptured_k"] == "eager" else ()
-
-
 def require_k_max(record: RunRecord, profile: Profile, whose: str) -> None:
     """Refuse a profile of another largest budget than a run's engines had.
 
