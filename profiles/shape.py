@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+UNCAPTURED = ("eager", "next")
+"""How a step runs at a budget without CUDA graphs: at that budget, its kernels launched one by one; or with the graphs
+of the next larger budget that has some, which takes the host less and the device more."""
+
 
 class StepShape(NamedTuple):
     """What one engine step computes; everything its cost may depend on."""

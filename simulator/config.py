@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from simmoe.errors import UsageError
+from simmoe.profiles.shape import UNCAPTURED
 
 #: A microsecond: publications are counted, and shorter intervals would be counted beyond what a double tells apart.
 MIN_PUBLISH_INTERVAL_S = 1e-6
@@ -17,8 +18,6 @@ MAX_DELAY_S = 3600.0
 MAX_VIEWS = 1_000_000
 #: A sequence holds at least one KV block; larger ones than this are no paging.
 MAX_BLOCK_SIZE = 65_536
-#: What a step does at a budget that has no graphs.
-UNCAPTURED = ("eager", "next")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from simmoe.errors import LiveError
 from simmoe.live.engine.options import read_options
+from simmoe.profiles.shape import UNCAPTURED
 
 K_ARG = "simmoe_k"
 """Key of a request's budget in ``SamplingParams.extra_args``."""
@@ -21,10 +22,6 @@ _K_RUNNING = "simmoe_k_running"
 
 CONFIG_KEY = "simmoe"
 """Key of simmoe's options in vLLM's ``additional_config``."""
-
-UNCAPTURED = ("eager", "next")
-"""At a budget without graphs a step runs at that budget, its kernels launched one by one; or it replays the graphs of
-the next larger budget that has some, which takes the host less and the device more."""
 
 
 @dataclass(frozen=True)

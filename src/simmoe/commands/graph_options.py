@@ -9,7 +9,7 @@ import click
 
 from simmoe.commands.budget_list import parse_budgets
 from simmoe.commands.without_effect import refuse_given
-from simmoe.live.engine.transport import UNCAPTURED
+from simmoe.profiles.shape import UNCAPTURED
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
