@@ -126,7 +126,7 @@ def layer_times_of(name_or_path: str, table: StepTable) -> LayerTimes | None:
     """Return the MoE layer's own times measured with a table: 'NAME-layer.json' beside it, or among the raw data.
 
     Raises:
-        ProfileError: the file cannot be read, or is of another model or card.
+        ProfileError: the file cannot be read, or is of another model, card or layout.
     """
     from simmoe.profiles.layer_times import read_layer_times
 
@@ -137,11 +137,15 @@ def layer_times_of(name_or_path: str, table: StepTable) -> LayerTimes | None:
         return None
     times = read_layer_times(path)
     for run in table.provenance.get("runs", [])[:1]:
-        if (times.model, times.card) != (run["model"], run["card"]):
-            raise ProfileError(
-                f"'{path}' is of {times.model} on {times.card}, the table beside it of {run['model']} on {run['card']}"
-            )
+        spread = bool(run["engine_flags"].get("enable_expert_parallel"))
+        of = _layer_of(times.model, times.num_cards, times.expert_parallel, times.card)
+        if of != (table_of := _layer_of(run["model"], run["num_cards"], spread, run["card"])):
+            raise ProfileError(f"'{path}' is of {of}, the table beside it of {table_of}")
     return times
+
+
+def _layer_of(model: str, num_cards: int, expert_parallel: bool, card: str) -> str:
+    return f"{model} on {'' if num_cards == 1 else f'{num_cards} '}{card}{', whole experts on each' * expert_parallel}"
 
 
 def load_profile(name_or_path: str = DEFAULT_PROFILE) -> Profile:

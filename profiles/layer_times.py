@@ -1,9 +1,9 @@
 """The routed experts of one MoE layer alone, timed, against the card's measured ceilings.
 
-One JSON file a model, layout and card; ``simmoe.live.measure`` writes it. A row's arithmetic and traffic follow from
-the shape: each token-expert pair multiplies with an expert's three matrices, and each expert touched is read once,
-beside the tokens read and written. Of several cards it is what one of them does: its share of every expert touched, or
-the pairs of the experts it holds whole.
+One JSON file a model, layout and card; ``simmoe.live.measure`` writes it, beside a table's samples or by itself. A
+row's arithmetic and traffic follow from the shape: each token-expert pair multiplies with an expert's three matrices,
+and each expert touched is read once, beside the tokens read and written. Of several cards it is what one of them does:
+its share of every expert touched, or the pairs of the experts it holds whole.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from simmoe.profiles.reading import build, parse_json, read_text
 from simmoe.writing import write_whole
 
 FORMAT = "simmoe-moe-layer"
-VERSION = 2
+VERSION = 3
 
-#: Version 1 has no ``num_cards`` and ``expert_parallel``: it is of one card.
-READ = (1, VERSION)
+#: Version 1 has no ``num_cards`` and ``expert_parallel``: it is of one card; neither it nor 2 has ``num_layers`` and
+#: ``in_engine``: they are of a table's engine.
+READ = (1, 2, VERSION)
 
 COLUMNS = ("num_tokens", "k", "seconds", "distinct_experts")
 
@@ -65,6 +66,11 @@ class LayerTimes:
     """Cards that share the layer; times are of one of them, without what the others send."""
     expert_parallel: bool = False
     """Whole experts on each card, instead of a share of every expert."""
+    num_layers: int = 0
+    """Layers timed in turn, each with weights of its own; 0: not noted."""
+    in_engine: bool = True
+    """Timed in the engine that was measured; else by itself, on random weights of the shapes that engine's first card
+    would hold."""
 
     def __post_init__(self) -> None:
         values = {"matmul_flop_s": self.matmul_flop_s, "copy_byte_s": self.copy_byte_s}

@@ -54,7 +54,7 @@ async def header_of(engine: MeasuredEngine, run: Measuring, k_check: str, front_
         num_cards=setup.tensor_parallel_size,
         driver=driver,
         clocks={} if cpu else card.clocks(),
-        versions=_versions(),
+        versions=versions(),
         kernels=kernels,
         captured_sizes=list(engine.captured_sizes),
         captured_ks=list(setup.captured_ks) if engine.captured_sizes else [],
@@ -81,7 +81,8 @@ def environment() -> dict[str, str]:
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of what the engine runs on."""
     from importlib.metadata import PackageNotFoundError, version
 
     import torch

@@ -17,6 +17,11 @@ MAX_CONTEXT = 8192
 SYNC_SIZES = tuple(1 << i for i in range(14))
 
 
+def budgets_of(chosen: tuple[int, ...], k_max: int) -> tuple[int, ...]:
+    """Return the budgets to measure: those chosen (none: CAPTURED_KS) that the model has, and its largest."""
+    return tuple(sorted({*(k for k in chosen or CAPTURED_KS if 1 <= k < k_max), k_max}))
+
+
 def layout_of(
     model: Path,
     k_max: int,
@@ -49,8 +54,7 @@ def layout_of(
     """
     if on_cpu():
         graphs, async_scheduling = "none", False
-    chosen = budgets or (CAPTURED_KS if async_scheduling else (k_max // 8, k_max // 2))
-    ks = tuple(sorted({*(k for k in chosen if 1 <= k < k_max), k_max}))
+    ks = budgets_of(budgets or (CAPTURED_KS if async_scheduling else (k_max // 8, k_max // 2)), k_max)
     if graphs == "default":
         ks = (k_max,)
     sizes = [size for size in (CAPTURED_SIZES if async_scheduling else SYNC_SIZES) if size <= max_tokens]

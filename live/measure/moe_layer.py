@@ -1,15 +1,15 @@
 """The routed experts of one MoE layer alone, and the card's ceilings, by CUDA events around replayed graphs.
 
-A graph runs every MoE layer's experts once, one after the other, each on its own weights and its own random routing, so
-weights come from memory as they do in a step; a layer's time is the graph's divided by their number. Of several cards
-each times what it holds: its share of every expert, or its experts, to which a part of the routing goes.
+A graph runs the experts of several MoE layers once, one after the other, each on its own weights and its own random
+routing, so weights come from memory as they do in a step; a layer's time is the graph's divided by their number. Of
+several cards each times what it holds: its share of every expert, or its experts, to which a part of the routing goes.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Layers in a graph, at most: enough that no cache holds the weights of one until it comes again.
 MAX_LAYERS = 8
@@ -17,12 +17,46 @@ MAX_LAYERS = 8
 #: Replays a point, of which the median counts.
 REPLAYS = 7
 
+#: Tokens and budgets (as shares of the largest) the layer is timed at.
+SIZES = tuple(1 << i for i in range(14))
+SHARES = (1 / 32, 4 / 32, 8 / 32, 16 / 32, 24 / 32, 1.0)
 
-def time_layers(vllm_config: Any, sizes: Sequence[int], ks: Sequence[int]) -> dict[str, Any]:
-    """Time the experts of the model in this process, the engine idle.
+
+class HeldExperts(NamedTuple):
+    """What one card holds of a layer's routed experts, as vLLM keeps it; tensors."""
+
+    w13: Any
+    """[experts held, 2 * width held, hidden_size]: gate and up projections."""
+    w2: Any
+    """[experts held, hidden_size, width held]: down projections."""
+    num_experts: int
+    """Of the layer, on all cards."""
+    expert_map: Any = None
+    """[num_experts], int32: which of those held each is, -1 for the others; None where all are held."""
+
+
+def timed_ks(ks: Sequence[int], k_max: int) -> list[int]:
+    """Return the budgets the layer is timed at, ascending: those nearest to SHARES of ``k_max`` among ``ks``."""
+    return sorted({min(ks, key=lambda k: abs(k - share * k_max)) for share in SHARES})
+
+
+def engine_layers(vllm_config: Any) -> list[HeldExperts]:
+    """Return the experts of the model in this process, of the first MAX_LAYERS layers that have them."""
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+    context = vllm_config.compilation_config.static_forward_context
+    experts = [layer.routed_experts for layer in context.values() if isinstance(layer, MoERunner)][:MAX_LAYERS]
+    return [HeldExperts(e.w13_weight, e.w2_weight, e.global_num_experts, e.expert_map) for e in experts]
+
+
+def time_layers(
+    vllm_config: Any, layers: Sequence[HeldExperts], sizes: Sequence[int], ks: Sequence[int]
+) -> dict[str, Any]:
+    """Time experts on this process's card, which is idle.
 
     Args:
-        vllm_config: of the engine.
+        vllm_config: of the engine they belong to, or any.
+        layers: run one after the other.
         sizes: tokens.
         ks: budgets.
     Returns:
@@ -31,41 +65,37 @@ def time_layers(vllm_config: Any, sizes: Sequence[int], ks: Sequence[int]) -> di
     """
     import torch
     from vllm.config import set_current_vllm_config
-    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
-    context = vllm_config.compilation_config.static_forward_context
-    experts = [layer.routed_experts for layer in context.values() if isinstance(layer, MoERunner)][:MAX_LAYERS]
     rows = []
     with torch.inference_mode(), set_current_vllm_config(vllm_config):
         ceilings = {"matmul_flop_s": _matmul_flop_s(), "copy_byte_s": _copy_byte_s()}
         for num_tokens, k in itertools.product(sizes, ks):
-            rows.append([num_tokens, k, *_time_point(experts, num_tokens, k)])
-            torch.cuda.empty_cache()  # the graph's pool: the engine leaves little besides its own
-    return {"ceilings": ceilings, "num_layers": len(experts), "rows": rows}
+            rows.append([num_tokens, k, *_time_point(layers, num_tokens, k)])
+            torch.cuda.empty_cache()  # the graph's pool: an engine leaves little besides its own
+    return {"ceilings": ceilings, "num_layers": len(layers), "rows": rows}
 
 
-def _time_point(experts: Sequence[Any], num_tokens: int, k: int) -> tuple[float, float]:
+def _time_point(layers: Sequence[HeldExperts], num_tokens: int, k: int) -> tuple[float, float]:
     """Return the seconds a layer, and the mean number of distinct experts its tokens were routed to."""
     import torch
-    from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
+    from vllm.model_executor.layers.fused_moe import fused_moe
 
-    first = experts[0].w13_weight
-    num_experts, hidden_size = experts[0].global_num_experts, first.shape[2]
-    hidden = torch.randn(num_tokens, hidden_size, dtype=first.dtype, device=first.device)
+    first, num_experts = layers[0].w13, layers[0].num_experts
+    hidden = torch.randn(num_tokens, first.shape[2], dtype=first.dtype, device=first.device)
     weights = torch.full((num_tokens, k), 1 / k, dtype=torch.float32, device=first.device)
     # ids[layer] is [num_tokens, k] distinct experts of each token
     ids = [
         torch.rand(num_tokens, num_experts, device=first.device).topk(k).indices.to(torch.int32).contiguous()
-        for _ in experts
+        for _ in layers
     ]
 
     def run() -> None:
-        for layer, chosen in zip(experts, ids, strict=True):
-            held = layer.w13_weight, layer.w2_weight
-            fused_experts(hidden, *held, weights, chosen, global_num_experts=num_experts, expert_map=layer.expert_map)
+        for held, chosen in zip(layers, ids, strict=True):
+            options = {"global_num_experts": num_experts, "expert_map": held.expert_map}
+            fused_moe.fused_experts(hidden, held.w13, held.w2, weights, chosen, **options)
 
-    distinct = sum(_held_here(chosen.unique(), layer.expert_map) for layer, chosen in zip(experts, ids, strict=True))
-    return _graph_s(run) / len(experts), distinct / len(experts)
+    distinct = sum(_held_here(chosen.unique(), held.expert_map) for held, chosen in zip(layers, ids, strict=True))
+    return _graph_s(run) / len(layers), distinct / len(layers)
 
 
 def _held_here(experts: Any, expert_map: Any) -> int:

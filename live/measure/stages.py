@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from simmoe.errors import LiveError
-from simmoe.live.measure import recording
+from simmoe.live.measure import moe_layer, recording
 from simmoe.live.measure.engine import MeasuredEngine
 from simmoe.live.measure.held import HeldPoints
 from simmoe.live.measure.loads import Loads, record_loads
@@ -27,11 +27,6 @@ from simmoe.profiles.samples import Clock, SampleHeader, SampleWriter
 from simmoe.profiles.shape import StepShape
 
 P = TypeVar("P", PrefillPoint, DecodePoint, MixedPoint, PrefillPoint | DecodePoint)
-
-#: Tokens and budgets (as shares of the largest) the MoE layer is timed at.
-LAYER_SIZES = tuple(1 << i for i in range(14))
-LAYER_KS = (1 / 32, 4 / 32, 8 / 32, 16 / 32, 24 / 32, 1.0)
-
 
 #: Of the time left, at most, that a first pass leaves for recordings.
 RECORDINGS_SHARE = 0.4
@@ -208,8 +203,8 @@ class Stages:
         self._say("the MoE layer alone")
         head = self._header
         # of the budgets measured, whose kernels are compiled already
-        ks = sorted({min(self._plan.ks, key=lambda k: abs(k - share * head.k_max)) for share in LAYER_KS})
-        answer = await self._engine.call_worker("time_moe_layers", list(LAYER_SIZES), ks)
+        ks = moe_layer.timed_ks(self._plan.ks, head.k_max)
+        answer = await self._engine.call_worker("time_moe_layers", list(moe_layer.SIZES), ks)
         times = LayerTimes(
             model=head.model,
             model_config=head.model_config,
@@ -222,6 +217,7 @@ class Stages:
             rows=tuple(LayerTime(*row) for row in answer["rows"]),
             num_cards=head.num_cards,
             expert_parallel=self._run.setup.expert_parallel,
+            num_layers=answer["num_layers"],
         )
         write_layer_times(self._run.layer_path, times)
 

@@ -41,7 +41,7 @@ class MeasuringWorker(TimedWorker):
 
     def time_moe_layers(self, sizes: list[int], ks: list[int]) -> dict[str, Any]:
         """Return :func:`moe_layer.time_layers` of this worker's model."""
-        return moe_layer.time_layers(self.vllm_config, sizes, ks)
+        return moe_layer.time_layers(self.vllm_config, moe_layer.engine_layers(self.vllm_config), sizes, ks)
 
     def moe_tiles(self, num_tokens: list[int], ks: list[int]) -> dict[str, Any]:
         """Return the Triton tile configuration of the first MoE layer at each size and budget, 'n/k' to a mapping."""

@@ -35,7 +35,10 @@ pytestmark = [
 def test_what_both_cards_hold_is_the_same_and_nothing_else(
     config: dict[str, Any], expert_parallel: bool, whole: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
     from vllm import LLM
+
+    from simmoe.live.measure.layer_alone import held_experts
 
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.syspath_prepend(Path(__file__).parent)  # workers are processes of their own, which know no tests
@@ -63,6 +66,12 @@ def test_what_both_cards_hold_is_the_same_and_nothing_else(
         assert same == any(part in name for part in whole), name
         found |= {part for part in whole if part in name}
     assert found == whole
+
+    # the first card's experts as they are timed without an engine
+    held = held_experts(config, 2, expert_parallel, "cpu", torch.bfloat16)
+    for name, (shape, *_) in ranks[0].items():
+        for end, alone in (("w13_weight", held.w13), ("w2_weight", held.w2)):
+            assert not name.endswith(end) or tuple(alone.shape) == tuple(shape)
 
     # a card's share of what is added up over cards is as large as the whole's, not as its own width would have it
     width = config.get("moe_intermediate_size", config["intermediate_size"])

@@ -177,6 +177,12 @@ def test_show_and_plot_take_the_moe_layer_s_times_beside_a_table(
     # 8,192 tokens to 32 experts of 3 x 2048 x 256 weights, a multiplication and an addition each, in 4 ms
     assert f"{2 * 8192 * 32 * 3 * 2048 * 256 / 4e-3 / 1e12:.1f}" in out.split("achieved TFLOP/s")[1]
     assert "800 TFLOP/s and 4.00 TB/s measured" in out and "did not reach it" not in out
+    assert "by itself" not in out
+    write_layer_times(tmp_path / "mine-layer.json", replace(times, in_engine=False, num_layers=8))
+    assert run(["profile", "show", str(table)]) == 0
+    assert "timed on 2026-01-01 by itself ('profile layer'), not in the engine of the table: 8 layers" in (
+        capsys.readouterr().out
+    )
     assert run(["profile", "plot", str(table), "--out", str(tmp_path / "p.svg")]) == 0
     assert "measured ceilings" in (tmp_path / "p.svg").read_text()
     write_layer_times(tmp_path / "mine-layer.json", replace(times, matmul_flop_s=1e13))

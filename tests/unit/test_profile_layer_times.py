@@ -57,10 +57,13 @@ def test_cards_share_the_arithmetic_and_each_reads_its_share_of_the_experts_or_t
     assert whole.bytes_moved(row) - tokens == apart.bytes_moved(row) - tokens == 2 * (wide.bytes_moved(row) - tokens)
 
 
-def test_a_file_of_before_there_were_several_cards_is_of_one(tmp_path: Path) -> None:
+def test_files_of_before_are_of_one_card_and_of_the_engine_that_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "layer.json"
     write_layer_times(path, TIMES)
     data = json.loads(path.read_text())
+    assert (data.pop("num_layers"), data.pop("in_engine")) == (0, True)
+    path.write_text(json.dumps(data | {"version": 2}))
+    assert read_layer_times(path) == TIMES
     assert (data.pop("num_cards"), data.pop("expert_parallel")) == (1, False)
     path.write_text(json.dumps(data | {"version": 1}))
     assert read_layer_times(path) == TIMES
@@ -69,8 +72,8 @@ def test_a_file_of_before_there_were_several_cards_is_of_one(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "csv"}, "holds no layer times of version 2"),
-        ({"version": 3}, "holds no layer times of version 2"),
+        ({"format": "csv"}, "holds no layer times of version 3"),
+        ({"version": 4}, "holds no layer times of version 3"),
         ({"columns": ["k"]}, "does not have the columns num_tokens, k"),
         ({"rows": [[1, 1, -1.0, 1.0]]}, "seconds at 1 tokens, k 1 is -1.0"),
         ({"rows": [[1, 1]]}, r"row 1 is \[1, 1\]; it must have 4 values"),

@@ -20,6 +20,7 @@ from simmoe.errors import ProfileError
 from simmoe.profiles.catalog import Profile, layer_times_of, load_profile, profile_names
 from simmoe.profiles.estimating.parts import StepSeconds, StepTakenApart, efficiencies_of
 from simmoe.profiles.estimating.roofline import Efficiencies
+from simmoe.profiles.models import model_shape
 from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import prompt_shape
 
@@ -96,7 +97,7 @@ def test_experts_timed_alone_are_the_layers_times(name: str) -> None:
     table = load_profile(name).table
     times = layer_times_of(name, table)
     assert times is not None and table.provenance["runs"][0]["weights"] == "dummy"
-    layers = times.model_config["num_hidden_layers"]
+    layers = model_shape(times.model_config).num_moe_layers
     for row in times.rows:
         if row.num_tokens in table.decode.sizes:
             k = row.k * table.k_granularity

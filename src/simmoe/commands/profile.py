@@ -11,6 +11,7 @@ from simmoe.commands.budget_list import parse_budgets
 from simmoe.commands.out_table import refuse_blank, require_table_name
 from simmoe.commands.profile_check import check
 from simmoe.commands.profile_diff import diff
+from simmoe.commands.profile_layer import layer
 from simmoe.commands.profile_roofline import roofline
 from simmoe.errors import UsageError
 from simmoe.profiles.catalog import DEFAULT_PROFILE
@@ -23,6 +24,7 @@ def profile() -> None:
 
 profile.add_command(check)
 profile.add_command(diff)
+profile.add_command(layer)
 profile.add_command(roofline)
 
 

@@ -75,15 +75,13 @@ def measure_samples(options: MeasureOptions) -> list[str]:
     from rich.console import Console
     from rich.progress import Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from simmoe.live.measure import MeasuredModel, Measuring, card, measure
+    from simmoe.live.measure import Measuring, card, measure
     from simmoe.live.measure.layout import layout_of
     from simmoe.live.measure.loads import Loads
-    from simmoe.live.measure.models import write_model
-    from simmoe.profiles.models import read_model, split_config
+    from simmoe.live.measure.models import read_split, write_model
 
-    short, published_as, published = read_model(options.model)
-    config = split_config(published, options.split)
-    k_max = int(config["num_experts_per_tok"])
+    short, model = read_split(options.model, options.split)
+    k_max = int(model.config["num_experts_per_tok"])
     if options.budgets and not 1 <= options.budgets[-1] <= k_max:
         raise UsageError(f"--budgets has {options.budgets[-1]}; this model runs k from 1 to {k_max}")
     if options.expert_parallel and options.tensor_parallel == 1:
@@ -103,9 +101,9 @@ def measure_samples(options: MeasureOptions) -> list[str]:
         pin=options.pin,
         memory_utilization=options.memory_utilization,
     )
-    write_model(config, folder, setup.max_model_len)
+    write_model(model.config, folder, setup.max_model_len)
     run = Measuring(
-        model=MeasuredModel(published_as if options.split == 1 else f"{published_as} split by {options.split}", config),
+        model=model,
         setup=setup,
         plan=plan,
         out=options.raw,

@@ -125,6 +125,11 @@ def layer_tables(times: LayerTimes) -> Iterator[str | Table]:
         ("achieved GB/s", lambda row: f"{times.bytes_moved(row) / row.seconds / 1e9:,.0f}"),
         (f"% of the binding ceiling ({ceilings})", lambda row: f"{100 * times.bound_s(row) / row.seconds:.0f}"),
     )
+    if not times.in_engine:
+        yield (
+            f"\nthe layer was timed on {times.date} by itself ('profile layer'), not in the engine of the table: "
+            f"{times.num_layers} layers in turn, of the shapes one card holds"
+        )
     for what, text in shown:
         yield f"\none MoE layer's experts ({times.kernel}), {what}"
         table = _grid_table(None, "tokens", ks)
