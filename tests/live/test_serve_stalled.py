@@ -103,16 +103,13 @@ def test_one_that_makes_no_step_is_down_until_it_does() -> None:
     run(test())
 
 
-STALLS_AT_ONCE = """
-import http.server, json, socketserver, sys
-STATE, STALLED_S = json.loads(sys.argv[2]), float(sys.argv[3])
+STALLS_ONCE_WARMED = """
+import http.server, json, os, socketserver, sys
+STATE, STALLED_S, WARMED = json.loads(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
 
 class Engine(http.server.BaseHTTPRequestHandler):
-    num_asked = 0
-
     def do_GET(self):
-        body = json.dumps(STATE | {"stalled_s": STALLED_S * min(1, Engine.num_asked)}).encode()
-        Engine.num_asked += 1
+        body = json.dumps(STATE | {"stalled_s": STALLED_S * os.path.exists(WARMED)}).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -126,12 +123,15 @@ socketserver.UnixStreamServer(sys.argv[1], Engine).serve_forever()
 
 
 def test_one_that_stalls_while_it_is_warmed_up_does_not_start(tmp_path: Path) -> None:
+    warmed = tmp_path / "warmed"
+
     async def never(address: Address, facts: Mapping[str, Any]) -> None:
+        warmed.touch()
         await asyncio.Event().wait()
 
     async def test() -> None:
         uds = str(tmp_path / "s")
-        command = [sys.executable, "-c", STALLS_AT_ONCE, uds, json.dumps(STATE), str(STALL_TIMEOUT_S)]
+        command = [sys.executable, "-c", STALLS_ONCE_WARMED, uds, json.dumps(STATE), str(STALL_TIMEOUT_S), str(warmed)]
         replica = LocalReplica(0, Address("", uds=uds), command, os.environ, tmp_path / "log", never)
         await asyncio.wait_for(replica.run(), IN_TIME_S)
         stalled = f"it has requests and has made no step for {STALL_TIMEOUT_S:g} s"
