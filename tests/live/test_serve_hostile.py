@@ -452,16 +452,16 @@ def test_a_client_that_takes_nothing_is_given_up(is_stream: bool) -> None:
 
 
 class InstantLoop(asyncio.SelectorEventLoop):
-    """Its time passes at once where nothing is to be done before."""
+    """Its time stands still while anything is to be done, and passes at once where nothing is to be done before."""
 
-    _skipped_s = 0.0
+    _now_s = 0.0
 
     def time(self) -> float:
-        return super().time() + self._skipped_s
+        return self._now_s
 
     def _run_once(self) -> None:
         if self._scheduled and not self._ready:  # type: ignore[attr-defined]
-            self._skipped_s += max(0.0, self._scheduled[0].when() - self.time())  # type: ignore[attr-defined]
+            self._now_s = max(self._now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
         super()._run_once()  # type: ignore[misc]
 
 
