@@ -294,7 +294,7 @@ def live_run(tmp_path: Path, url: str) -> subprocess.CompletedProcess[str]:
     arguments = ["live", "run", "--url", url, "--trace", str(trace), "--out", str(tmp_path / "record"), "--k-max", "8"]
     command = [sys.executable, "-m", "simmoe", *arguments, "--mu", "4", "--sigma", "2"]
     return subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **NO_PROXY_THERE}, timeout=120, check=False
+        command, capture_output=True, text=True, env={**os.environ, **NO_PROXY_THERE}, timeout=IN_TIME_S, check=False
     )
 
 
