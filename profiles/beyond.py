@@ -5,10 +5,12 @@ Both laws are continuous at the grid's edges and never fall as either coordinate
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
+
+from simmoe.profiles.interpolation import interpolated, interpolated_rows
 
 
 class Rooflines(Protocol):
@@ -73,7 +75,7 @@ class AlongRooflines:
             grown = _grown(self._columns[0], self._edge_column_s, binding_s, self._columns[-1])
             self._column_ks.append(further)
             self._columns.append(grown)
-        seconds = _between(self._column_ks, self._columns, k)
+        seconds = interpolated_rows(self._column_ks, self._columns, k)
         least = [self._rooflines.bound_s(size, k) for size in self._sizes]
         return [max(both) for both in zip(seconds, least, strict=True)]
 
@@ -85,8 +87,10 @@ class AlongRooflines:
             grown = _grown(self._rows[0], self._edge_row_s, binding_s, self._rows[-1])
             self._row_sizes.append(further)
             self._rows.append(grown)
-        row = _between(self._row_sizes, self._rows, size)
-        seconds = at_k(self._ks, row, k) if k <= self._ks[-1] else row[-1] * (self.at_k(k)[-1] / self._rows[0][-1])
+        row = interpolated_rows(self._row_sizes, self._rows, size)
+        seconds = interpolated(self._ks, row, k)
+        if k > self._ks[-1]:
+            seconds *= self.at_k(k)[-1] / self._rows[0][-1]
         return max(seconds, self._rooflines.bound_s(size, max(k, self._ks[0])))
 
 
@@ -119,16 +123,9 @@ class StraightOn:
         if beyond > 0:
             edge_s, slope_s = self.at_k(k)[-1], self._size_slopes[-1] + self._slope_of_both * beyond
         else:
-            edge_s, slope_s = at_k(self._ks, self._last_row, k), at_k(self._ks, self._size_slopes, k)
+            edge_s = interpolated(self._ks, self._last_row, k)
+            slope_s = interpolated(self._ks, self._size_slopes, k)
         return edge_s + slope_s * (size - self._last_size)
-
-
-def at_k(ks: Sequence[int], values: Sequence[float], k: int) -> float:
-    """Return the value at a k no larger than the last: linear between them, flat below the first."""
-    j = bisect_left(ks, k)
-    if j == 0 or ks[j] == k:
-        return values[j]
-    return values[j - 1] + (values[j] - values[j - 1]) * ((k - ks[j - 1]) / (ks[j] - ks[j - 1]))
 
 
 def _an_eighth_more(coordinate: int) -> int:
@@ -141,13 +138,6 @@ def _grown(
     """Return a line of seconds beyond an edge: none below the one before it in the line, or in the line before."""
     grown = [s * (b / a) for s, a, b in zip(edge, edge_binding_s, binding_s, strict=True)]
     return [max(both) for both in zip(accumulate(grown, max), before, strict=True)]
-
-
-def _between(xs: Sequence[int], lines: Sequence[Sequence[float]], x: int) -> list[float]:
-    """Return the line at x, above the first of xs and no larger than the last."""
-    i = bisect_left(xs, x)
-    share = (x - xs[i - 1]) / (xs[i] - xs[i - 1])
-    return [low + (high - low) * share for low, high in zip(lines[i - 1], lines[i], strict=True)]
 
 
 def _slope(xs: Sequence[int], ys: Sequence[float]) -> float:

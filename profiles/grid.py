@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from simmoe.profiles.beyond import AlongRooflines, Beyond, Rooflines, StraightOn
+from simmoe.profiles.interpolation import interpolated, interpolated_rows
 
 
 class _Row(NamedTuple):
@@ -56,7 +56,8 @@ class Grid:
         self.largest_captured = self.captured[-1] if self.captured else 0
         # columns[j][i] is the seconds at ks[j] and sizes[i].
         self._columns = [[float(row[j]) for row in seconds] for j in range(len(self.ks))]
-        self._shares = [interpolated(real_share, size) for size in self.captured]
+        share_sizes, shares = zip(*real_share, strict=True)
+        self._shares = [interpolated(share_sizes, shares, size) for size in self.captured]
         self._rows: dict[int, _Row] = {}
         # Sizes in first_size..last_size run at a size within the measured ones.
         first, last = self.sizes[0], self.sizes[-1]
@@ -102,15 +103,8 @@ class Grid:
         return not self.ks[0] <= k <= self.ks[-1]
 
     def _row(self, k: int) -> _Row:
-        ks, columns = self.ks, self._columns
-        j = bisect_left(ks, k)
-        if j == len(ks):
-            seconds = self._law().at_k(k)
-        elif j == 0 or ks[j] == k:
-            seconds = columns[j]
-        else:
-            share = (k - ks[j - 1]) / (ks[j] - ks[j - 1])
-            seconds = [low + (high - low) * share for low, high in zip(columns[j - 1], columns[j], strict=True)]
+        is_beyond = k > self.ks[-1]
+        seconds = self._law().at_k(k) if is_beyond else interpolated_rows(self.ks, self._columns, k)
         at = [self._between(size, seconds) for size in self._within]
         saved = [0.0, *(high - low for low, high in pairwise(at))][: len(at)]
         widths = [1, *(high - low for low, high in pairwise(self.captured))]
@@ -148,15 +142,3 @@ class Grid:
                 else AlongRooflines(self.sizes, self.ks, rows, rooflines)
             )
         return self._beyond
-
-
-def interpolated(rows: Sequence[tuple[int, float]], size: int) -> float:
-    """Return the value at a size of (size, value) rows: linear between them, flat outside."""
-    i = bisect_left(rows, (size, -math.inf))
-    if i == len(rows):
-        return rows[-1][1]
-    high_size, high = rows[i]
-    if i == 0 or high_size == size:
-        return high
-    low_size, low = rows[i - 1]
-    return low + (high - low) * ((size - low_size) / (high_size - low_size))

@@ -21,7 +21,8 @@ from functools import partial
 from typing import NamedTuple
 
 from simmoe.profiles.beyond import Rooflines
-from simmoe.profiles.grid import Grid, interpolated
+from simmoe.profiles.grid import Grid
+from simmoe.profiles.interpolation import interpolated
 from simmoe.profiles.shape import DecodeLine, StepParts, StepShape
 from simmoe.profiles.table import GridTable, HostShare, StepTable
 
@@ -77,7 +78,7 @@ class ProfileStepCost:
 
     def __init__(self, surfaces: Surfaces, async_scheduling: bool) -> None:
         self._prefill, self._decode, table = surfaces
-        self._decode_kv = table.decode_kv
+        self._kv_sizes, self._kv_slopes = zip(*table.decode_kv, strict=True)
         terms = table.attention
         self._pair_s, self._prefill_seq_s = terms.prefill_pair_s, terms.prefill_seq_s
         self._mixed_seq_s, self._mixed_kv_s, self._mixed_s = (
@@ -136,10 +137,7 @@ class ProfileStepCost:
             device_s += self._mixed_s + self._mixed_seq_s * decodes + self._mixed_kv_s * kv_tokens
             alone = self._alone.get((decodes, k))
             if alone is None:
-                alone = self._alone[decodes, k] = (
-                    self._decode.seconds(decodes, k),
-                    interpolated(self._decode_kv, decodes),
-                )
+                alone = self._alone[decodes, k] = self._decode.seconds(decodes, k), self._kv_slope_s(decodes)
             device_s += self._mixed_share * (alone[0] - self._least_decode_s)
             alone_s = alone[0] + alone[1] * kv_tokens
             if alone_s > device_s:
@@ -166,7 +164,7 @@ class ProfileStepCost:
         device_s = self._decode.seconds(num_decode_seqs, k_exec)
         share = self._full if num_decode_seqs <= self._largest_captured else self._eager
         host_s = share.base_s + share.per_seq_s * num_decode_seqs
-        slope_s = interpolated(self._decode_kv, num_decode_seqs)
+        slope_s = self._kv_slope_s(num_decode_seqs)
         if self._host_adds:
             line = DecodeLine(device_s + host_s, slope_s, 0.0)
         else:
@@ -191,6 +189,10 @@ class ProfileStepCost:
         Distinct points are counted, not steps, and a line alone is not: the steps on it may never run.
         """
         return {kind: len(points) for kind, points in sorted(self._outside.items())}
+
+    def _kv_slope_s(self, num_decode_seqs: int) -> float:
+        """Return the seconds a KV token adds to a step of so many decoding sequences."""
+        return interpolated(self._kv_sizes, self._kv_slopes, num_decode_seqs)
 
     def _count(self, grid: Grid, kind: str, size: int, k: int) -> None:
         if grid.outside_sizes(size):
