@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import importlib
 import json
@@ -17,8 +18,10 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from simmoe.analysis.compare import differences
 from simmoe.analysis.metrics import Slo
 from simmoe.cli import run as cli
+from simmoe.commands.front_end import front_end_times, read_clocks, service_time
 from simmoe.commands.sweeping.cells import Cell, run_cell
 from simmoe.commands.sweeping.saturation import offline_cell, saturation_rate
 from simmoe.commands.validate import simulate_like
@@ -186,6 +189,40 @@ def test_the_page_shows_every_run_that_was_recorded() -> None:
             _, comment, after = page.partition(f"<!-- table: {folder.name} {name} -->\n\n")
             rows = after.partition("\n\n")[0].splitlines()[2:]
             assert comment and {row.split(" | ")[0].removeprefix("| ") for row in rows} == recorded
+
+
+def test_the_page_is_of_the_shipped_profile_and_a_run_simulated_again_gives_its_row(
+    module: Callable[[str], ModuleType],
+) -> None:
+    """One run of each experiment, the plain simulation: what the tables rest on besides takes minutes."""
+    page = (ROOT / "docs" / "validation.md").read_text()
+    analyse, compared, plan = module("analyse"), module("compared"), module("plan")
+    for name, run in (("keyed", "vllm-25"), ("default-graphs", "k-aware-50")):
+        experiment, folder = plan.EXPERIMENTS[name], ROOT / "docs" / "results" / "validation" / name
+        profile = load_profile(experiment.profile)
+        assert f"the profile with SHA-256 {profile.sha256[:8]};" in page, "make the page's tables anew, by analyse.py"
+        clocks = read_clocks(folder / "front-end-load")
+        assert clocks is not None
+        service_s = service_time(read_record(folder / "front-end-burst"))
+        front_end = front_end_times(read_record(folder / "front-end-load"), clocks, service_s)
+        live, believed = read_record(folder / run), load_profile(str(folder / analyse.POLICY_PROFILE))
+        simulated, _ = simulate_like(live, profile, front_end, believed)
+        with (folder.parents[1] / f"validation-{name}.csv").open(newline="") as file:
+            (row,) = (row for row in csv.DictReader(file) if row["run"] == run)
+        found = {f"{d.metric}_{d.statistic}": d for d in differences(simulated, live)}
+        kept = [column.removesuffix("_error") for column in row if column.removesuffix("_error") in found]
+        assert len(kept) > 15
+        for statistic in kept:
+            ours, theirs, error = (float(row[f"{statistic}_{what}"]) for what in ("simulated", "live", "error"))
+            difference = found[statistic]
+            assert (ours, theirs) == pytest.approx((difference.first, difference.second), rel=1e-5), statistic
+            assert error == pytest.approx(difference.error, abs=1e-5), statistic
+        cell = analyse._recorded(live, experiment)
+        alone = compared.Compared(cell, live, simulated, simulated, simulated, None, 1.0, {}, {})
+        (printed,) = analyse.table([alone]).splitlines()[2:]
+        _, _, table = page.partition(f"<!-- table: {name} results -->")
+        (shown,) = (line for line in table.partition("<!--")[0].splitlines() if line.startswith(f"| {run} |"))
+        assert shown == printed
 
 
 def test_without_a_queue_a_bias_in_the_steps_is_one_in_tpot(
