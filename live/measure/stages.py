@@ -98,11 +98,12 @@ class Stages:
         return self._deadline_s - time.monotonic()
 
     def _recording_s(self) -> float:
-        """Seconds recordings take, about."""
-        loads = self._run.loads
-        if loads is None or self._run.recording_path.exists():
+        """Seconds that recordings not yet made take, about."""
+        if self._run.loads is None:
             return 0.0
-        return 20.0 + sum(poisson.seconds + 6.0 for poisson in loads.poisson)
+        made = {r.name for r in recording.read(self._run.recording_path)}
+        left_s = sum(poisson.seconds + 6.0 for poisson in self._run.loads.poisson if poisson.name not in made)
+        return left_s if "burst" in made else left_s + 20.0
 
     def _missing(self, points: Sequence[P], mode: str, rows: int, clock: Clock = "step") -> dict[P, list[int]]:
         """Return the points that have fewer rows than that under a clock, with the budgets they lack."""

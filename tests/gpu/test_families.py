@@ -42,7 +42,8 @@ def setups(model: Path, ks: tuple[int, ...]) -> tuple[EngineSetup, EngineSetup]:
         max_model_len=1024,
         max_num_batched_tokens=512,
         max_num_seqs=16,
-        gpu_memory_utilization=0.5,
+        gpu_memory_utilization=0.1,
+        overrides={"kv_cache_memory_bytes": 1 << 30},  # so that several engines may share a card
     )
     return eager, replace(eager, captured_sizes=SIZES, captured_ks=ks)
 

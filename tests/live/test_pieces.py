@@ -19,7 +19,7 @@ from simmoe.live.engine.device_clock import DeviceTimes
 from simmoe.live.engine.steps import StepRecord, StepRecorder, summarise
 from simmoe.live.engine.transport import EngineOptions, request_k
 from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt, RequestTimes, longest_launches
-from simmoe.live.measure.loads import Loads, requests
+from simmoe.live.measure.loads import Loads, Poisson, requests
 from simmoe.live.measure.models import OLMOE_1B_7B, split_config
 from simmoe.live.measure.plan import (
     MAX_HELD_KV_TOKENS,
@@ -195,6 +195,19 @@ def test_a_pass_lacks_the_points_with_fewer_rows_than_passes() -> None:
     assert stages._missing(plan.decode, "graphs", 1) == {plan.decode[0]: [1]}
     assert stages._missing(plan.decode, "graphs", 2) == {plan.decode[0]: [1, 4]}
     assert stages._missing(plan.prefill, "eager", 3) == {plan.prefill[0]: [4], plan.prefill[1]: [1, 4]}
+
+
+def test_time_is_kept_for_the_recordings_that_lack(tmp_path: Path) -> None:
+    loads = Loads(8, (Poisson("poisson-85", 0.85, 5.0), Poisson("poisson-50", 0.5, 7.0)))
+    path = tmp_path / "recording.jsonl"
+    plan = Plan((4,))
+    run = SimpleNamespace(plan=plan, loads=loads, recording_path=path)
+    stages = Stages(*[SimpleNamespace(captured_sizes=()), run, None, None, lambda *told: None, math.inf])  # type: ignore[arg-type]
+    kept = [stages._recording_s()]
+    for name in ("burst", "poisson-50", "poisson-85"):
+        append(Recording(name, "", [], []), {}, path)
+        kept.append(stages._recording_s())
+    assert kept == [20 + 11 + 13, 11 + 13, 11, 0]
 
 
 @pytest.mark.parametrize("k_max", [6, 8, 24, 32])
