@@ -81,8 +81,8 @@ class Experiment:
     """Sub-experts an expert is split into."""
     graphs: Graphs = "keyed"
     captured_ks: tuple[int, ...] | None = None
-    """Budgets graphs are captured at, and steps round up to; None: simmoe's ten. Each takes an engine 10 to 21 s to start,
-    as long as a run: those below which few steps fall are left out."""
+    """Budgets graphs are captured at, and steps round up to; None: simmoe's ten. Each takes an engine's start 10 to
+    21 s, as long as a run: a lowest that few steps reach is left out."""
     online_s: float = 18.0
     """Seconds of arrivals."""
 
