@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -54,9 +55,17 @@ def joined(threads: list[threading.Thread]) -> None:
 
 
 def test_answers_are_passed_on_whole_and_streamed(deployment: Deployment) -> None:
-    status, answer, headers = deployment.undisturbed(lambda: deployment.complete(max_tokens=5))
+    def routed() -> Counter[str]:
+        return Counter({rank: int(deployment.metric("simmoe_routed_total", rank=rank)) for rank in ("0", "1")})
+
+    def complete() -> tuple[Any, list[str]]:
+        before = routed()
+        answered = deployment.complete(max_tokens=5)
+        return answered, list((routed() - before).elements())
+
+    (status, answer, headers), went_to = deployment.undisturbed(complete)
     assert (status, answer["usage"]["completion_tokens"]) == (200, 5)
-    assert headers["x-simmoe-rank"] == "0"
+    assert [headers["x-simmoe-rank"]] == went_to
     num_answered = deployment.metric("simmoe_requests_total", outcome="answered")
     stream = deployment.stream(max_tokens=3, stub={"gap_s": 0.01})
     *tokens, done = stream.rest()
@@ -512,7 +521,8 @@ def test_an_empty_key_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--plain",)], ids=["simmoe's", "vLLM's"])
 def test_engines_elsewhere_are_watched_too(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    with engines_elsewhere(tmp_path, "lanes", *flags) as (engines, deployment):
+    # where a request goes follows from its budget, whatever the router last heard of the engines
+    with engines_elsewhere(tmp_path, "lanes,adaptive=false,bypass=false", *flags) as (engines, deployment):
         for k, rank in ((1, "0"), (8, "1")):
             answer = deployment.undisturbed(partial(deployment.complete, model=f"tiny:k={k}"))
             assert answer[2]["x-simmoe-rank"] == rank
