@@ -262,7 +262,7 @@ def _policies(facts: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 def _asked(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return how often a policy was asked in between, what that took, and how many plans were overruled."""
-    return {name: now[name] - before[name] for name in ("num_plans", "policy_s", "gates_opened")}
+    return {name: now[name] - before[name] for name in ("num_plans", "plan_s", "policy_s", "gates_opened")}
 
 
 def _policy_state(target: Host, policies: Mapping[int, dict[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import time
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from simmoe.live.engine.scheduler import AsyncBudgetScheduler, BudgetMixin, Budg
 from simmoe.live.engine.steps import BatchSummary
 from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import ADMIT_ALL, PolicyContext, StepPlan
-from simmoe.policies.views import StepView
+from simmoe.policies.views import RequestView, StepView
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -77,7 +77,7 @@ class PolicyMixin(BudgetMixin):
         context = hosting.context(self.vllm_config, self.options.k_max)  # type: ignore[attr-defined]
         policy, asker = hosting.build(context), Asker(context)
         k_floor = asker.k_floor(policy)
-        enqueue = partial(asker.enqueue, policy) if asker.orders_queue(policy) else None
+        enqueue = self._put_in_order if asker.orders_queue(policy) else None
         decisions = self._recorder(hosting, context) if hosting.decisions else None
         # what could fail has not: the policy before has gone from here on
         if self.decisions is not None:
@@ -93,8 +93,10 @@ class PolicyMixin(BudgetMixin):
         self.wake_at_s = math.inf
         """When the standing plan asks to be made again."""
         self.num_plans = 0
-        self.policy_s = 0.0
-        """CPU seconds spent on views, the policy's own code, and checking its plans: waits for a core do not count."""
+        self.plan_s = 0.0
+        """CPU seconds spent on views, the policy's ``plan``, and checking its answer: waits for a core do not count."""
+        self.queue_key_s = 0.0
+        """CPU seconds spent on its ``queue_key``, checking the key, and putting newcomers in its order."""
         self._asker = asker
         self._num_scheduled = 0
         """Requests the last step computed."""
@@ -176,10 +178,21 @@ class PolicyMixin(BudgetMixin):
         return {
             "policy": self.hosting.policy,
             "num_plans": self.num_plans,
-            "policy_s": self.policy_s,
+            "plan_s": self.plan_s,
+            "policy_s": self.plan_s + self.queue_key_s,
             "gates_opened": self.waiting.gates_opened,
             "snapshot": self._asker.snapshot(self.batch_policy),
         }
+
+    def _put_in_order(
+        self, request: RequestView, waiting: Sequence[RequestView], insert: Callable[[Any], object]
+    ) -> None:
+        """Queue a newcomer by the policy's key, as :meth:`Asker.enqueue` does."""
+        start_s = time.thread_time()
+        try:
+            self._asker.enqueue(self.batch_policy, request, waiting, insert)
+        finally:
+            self.queue_key_s += time.thread_time() - start_s
 
     def _choose(self) -> StepPlan | None:
         """Return the plan of the step at hand; None where the standing one admits nobody more."""
@@ -202,7 +215,7 @@ class PolicyMixin(BudgetMixin):
         if plan is not None:
             self.plan_stale = False
             self.wake_at_s = math.inf if plan.wake_at_s is None else plan.wake_at_s
-        self.policy_s += time.thread_time() - start_s
+        self.plan_s += time.thread_time() - start_s
         return plan
 
     def _ask(self, view: StepView) -> StepPlan | None:

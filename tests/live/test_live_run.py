@@ -495,7 +495,7 @@ def test_engines_started_here(tmp_path: Path) -> None:
     assert "route_0" in manifest["policy_state"], "lanes show their boundary"
     for rank, cost in manifest["policy_cost"].items():
         assert manifest["ranks"][int(rank)]["num_plans"] == cost["num_plans"] > 0
-        assert 0 < cost["policy_s"] < manifest["end_s"]
+        assert 0 < cost["plan_s"] < cost["policy_s"] < manifest["end_s"], "tiers order the queue too"
     assert manifest["profile"]["sha256"] == load_profile(manifest["profile"]["name"]).sha256
     largest = max(manifest["config"]["engine"]["captured_sizes"], default=0)
     replayed = steps["num_prefill_tokens"] + steps["num_decode_tokens"] <= largest
