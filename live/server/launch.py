@@ -83,6 +83,10 @@ class Launch(Protocol):
         """Return what a run on these engines records of how they were started, as plain data."""
         ...
 
+    def recordings(self) -> Sequence[Path]:
+        """Return the files that engines record decisions in."""
+        ...
+
     async def warm_up(self, address: Address, facts: Mapping[str, Any]) -> None:
         """Have an engine that is up do what it would do for the first time while it serves.
 
@@ -158,6 +162,10 @@ class EngineLaunch:
         EngineOptions(k_max=self.k_max, **read_options(EngineOptions, CONFIG_KEY, config[CONFIG_KEY]))
         PolicyOptions.given(config[POLICY_KEY])
 
+    def recordings(self) -> list[Path]:
+        """Return where the engines record what their policies see and answer; none: they do not."""
+        return [self._recording(rank) for rank in range(self.num_ranks)] if self.decisions else []
+
     def arguments(self, rank: int) -> list[str]:
         """Return the arguments of ``vllm serve`` for one engine, the model left out.
 
@@ -206,8 +214,11 @@ class EngineLaunch:
         """
         options = {"policy": choice.batch_part.text, "profile": self.profile, "num_ranks": num_ranks, "dp_rank": rank}
         if self.decisions:
-            options["decisions"] = str(Path(self.decisions) / f"decisions-rank{rank}.jsonl")
+            options["decisions"] = str(self._recording(rank))
         return options
+
+    def _recording(self, rank: int) -> Path:
+        return Path(self.decisions) / f"decisions-rank{rank}.jsonl"
 
     def command(self, rank: int, uds: str) -> list[str]:
         """Return the command that starts one engine's server, to listen on a Unix socket."""

@@ -28,6 +28,7 @@ from simmoe.live.server.stall import STALL_TIMEOUT_S
 from simmoe.live.server.upstream import Address
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyChoice
+from simmoe.writing import check_place
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +69,12 @@ def serve(serving: Serving) -> int:
 
     Raises:
         LiveError: an engine does not start, or tells no budgets.
-        OutputError: the address cannot be listened on.
+        OutputError: the address cannot be listened on, or a recording or a log not be written.
         UsageError, PolicyError: the policy cannot be built for the deployment.
     """
     import uvloop
 
+    _check_recordings(serving)
     _raise_file_limit()
     with _runtime_folder(serving.log_dir) as (sockets, logs), asyncio.Runner(loop_factory=uvloop.new_event_loop) as run:
         return run.run(_serve(serving, sockets, logs))
@@ -176,6 +178,10 @@ def _make_replicas(serving: Serving, sockets: Path, logs: Path) -> list[Replica]
         uds = str(sockets / f"replica{rank}.sock")
         command, environment = launch.command(rank, uds), launch.environment(rank)
         log_path = logs / f"replica{rank}.log"
+        try:
+            log_path.open("ab").close()
+        except OSError as error:
+            raise OutputError(f"cannot write to '{log_path}': {error.strerror}; choose another --log-dir") from None
         replicas.append(
             LocalReplica(
                 rank, Address("", uds=uds), command, environment, log_path, launch.warm_up, serving.stall_timeout_s
@@ -215,6 +221,18 @@ def _make_router(serving: Serving, replicas: Sequence[Replica], recording: conte
         replica.on_change = on_change
     dispatcher.set_up([replica.rank for replica in replicas if replica.state == "up"])
     return router
+
+
+def _check_recordings(serving: Serving) -> None:
+    """Make sure that decisions can be recorded before engines are started, which takes minutes.
+
+    Raises:
+        OutputError: they cannot.
+    """
+    if serving.decisions is not None:
+        engines = serving.launch.recordings() if serving.launch else []
+        for path in (serving.decisions / FILE_NAME, *engines):
+            check_place(path, "decisions", "choose another --record-decisions")
 
 
 def _open_recorder(serving: Serving, context: PolicyContext) -> RouteRecorder | None:

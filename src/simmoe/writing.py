@@ -31,6 +31,20 @@ def whole_file(path: str | os.PathLike[str], what: str, remedy: str = ELSEWHERE)
     Raises:
         OutputError: it cannot be written, or what stands there is no file: a folder, a pipe or a device.
     """
+    with _beside(path, what, remedy) as (target, partial):
+        yield partial
+        partial.replace(target)
+
+
+def check_place(path: str | os.PathLike[str], what: str, remedy: str = ELSEWHERE) -> None:
+    """Make sure that a file can be written, before the long work it is to hold; see :func:`whole_file`."""
+    with _beside(path, what, remedy) as (_, partial):
+        partial.touch()
+
+
+@contextmanager
+def _beside(path: str | os.PathLike[str], what: str, remedy: str) -> Iterator[tuple[Path, Path]]:
+    """Yield where a file is to be and a path beside it; whatever is left there is taken away."""
     target = Path(os.path.realpath(path))
     cannot = f"cannot write {what} to '{os.fspath(path)}'"
     try:
@@ -39,8 +53,7 @@ def whole_file(path: str | os.PathLike[str], what: str, remedy: str = ELSEWHERE)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.partial")
         try:
-            yield partial
-            partial.replace(target)
+            yield target, partial
         finally:
             with suppress(OSError):
                 partial.unlink()  # not there after a move

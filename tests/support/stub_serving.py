@@ -41,6 +41,10 @@ class StubLaunch:
         """Say who they are."""
         return {"target": {"model": "stub"}}
 
+    def recordings(self) -> list[Path]:
+        """Record nothing."""
+        return []
+
     async def warm_up(self, address: Address, facts: Mapping[str, Any]) -> None:
         """Do nothing: a stub's first answer is like any other."""
 

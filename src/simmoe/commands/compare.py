@@ -20,6 +20,8 @@ from simmoe.record_checks import read_checked
 from simmoe.records import RunRecord
 from simmoe.writing import write_whole
 
+FILES = ("compare.json", "compare.png")
+
 _SHOWN = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 _RATES = {"request_throughput": "requests/s", "output_throughput": "output tokens/s"}
 
@@ -31,7 +33,7 @@ _RATES = {"request_throughput": "requests/s", "output_throughput": "output token
     "--out",
     metavar="DIR",
     callback=refuse_empty,
-    help="Folder for compare.json and compare.png.  [default: print alone]",
+    help=f"Folder for {' and '.join(FILES)}.  [default: print alone]",
 )
 def compare(first: str, second: str, out: str | None) -> None:
     """Compare two run records of one workload.
@@ -150,8 +152,9 @@ def _write(
         },
     }
     text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    write_whole(out / "compare.json", text.encode(), "the comparison", "choose another --out")
-    plot_comparison(out / "compare.png", records, names, causes)
+    table, drawing = (out / name for name in FILES)
+    write_whole(table, text.encode(), "the comparison", "choose another --out")
+    plot_comparison(drawing, records, names, causes)
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from simmoe.commands.evidence import save_evidence
 from simmoe.commands.graph_options import GRAPH_OPTIONS, graph_options, take_graphs
 from simmoe.commands.notes import describe_profile
 from simmoe.commands.without_effect import refuse_given
-from simmoe.errors import MissingDependency, OutputError, PolicyError, UsageError
+from simmoe.errors import MissingDependency, PolicyError, UsageError
 from simmoe.live.engine.versions import check_vllm
 from simmoe.live.server.stall import STALL_TIMEOUT_S
 from simmoe.policies.registry import PolicyChoice, parse_parts, parse_policy
@@ -146,8 +146,6 @@ def serve(
     loaded = load_profile(profile)
     click.echo(describe_profile(loaded), err=True)
     prefill_s = loaded.cost().prefill_s
-    if record_decisions is not None:
-        _make_folder(record_decisions)
     launch = None
     if model is not None:
         folder = Path(model)
@@ -190,13 +188,6 @@ def serve(
         on_policy_error=PolicyErrors(),
     )
     return run_server(serving)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot create --record-decisions '{folder}': {error.strerror}") from None
 
 
 def require_server_packages(*, needs_vllm: bool) -> None:

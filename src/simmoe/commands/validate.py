@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from simmoe.analysis.compare import Pairing
-from simmoe.commands.compare import compare
+from simmoe.commands.compare import FILES, compare
 from simmoe.commands.front_end import front_end_times, read_clocks
 from simmoe.commands.host import host_doubts, host_of, with_host
 from simmoe.commands.live import drive
@@ -31,6 +32,7 @@ from simmoe.records import RunRecord, write_record
 from simmoe.simulator.config import FrontEndConfig, SimConfig
 from simmoe.simulator.simulation import simulate
 from simmoe.traces.workload import Workload
+from simmoe.writing import check_place
 
 
 @click.pass_context
@@ -61,8 +63,13 @@ def _validate(
     if policy_profile:
         click.echo(f"policies' {describe_profile(believed)}", err=True)
     host = host_of(Path(host_from), loaded) if host_from else None
-    with claim_folder(folder / "compare", "comparison"):  # an unwritable one is told before any work
+    # what cannot be written is told before any work
+    with claim_folder(folder / "compare", "comparison") as compared, ExitStack() as held:
+        for name in FILES:
+            check_place(compared / name, "the comparison", "choose another --out")
+        sim: Path | None = None
         if live is None:
+            sim = held.enter_context(record_folder(str(folder / "sim")))
             live = str(folder / "live")
             try:
                 drive(out=live, profile=profile, before_sending=partial(_require_simulable, loaded), **options)
@@ -74,17 +81,18 @@ def _validate(
         found = doubts(record, loaded, believed)
         for doubt in found if host is None else [*found, *host_doubts(host, record, Path(live))]:
             click.echo(doubt, err=True)
-        with record_folder(str(folder / "sim"), {"live": record.manifest}) as sim:
-            clocks = read_clocks(Path(live))
-            if clocks is None:
-                click.echo("the record keeps no clocks of its front ends: their times are the profile's", err=True)
-            front_end = None if clocks is None else front_end_times(record, clocks)
-            simulated, note = simulate_like(record, loaded, front_end, believed, host)
-            # paths stay such, so that the run can be repeated
-            simulated.manifest["profile"]["name"] = profile
-            simulated.manifest["policy_profile"]["name"] = policy_profile or profile
-            Pairing.of(simulated, record)  # nothing is left of what cannot be compared
-            write_record(sim, simulated)
+        if sim is None:
+            sim = held.enter_context(record_folder(str(folder / "sim"), {"live": record.manifest}))
+        clocks = read_clocks(Path(live))
+        if clocks is None:
+            click.echo("the record keeps no clocks of its front ends: their times are the profile's", err=True)
+        front_end = None if clocks is None else front_end_times(record, clocks)
+        simulated, note = simulate_like(record, loaded, front_end, believed, host)
+        # paths stay such, so that the run can be repeated
+        simulated.manifest["profile"]["name"] = profile
+        simulated.manifest["policy_profile"]["name"] = policy_profile or profile
+        Pairing.of(simulated, record)  # nothing is left of what cannot be compared
+        write_record(sim, simulated)
         if note:
             click.echo(note, err=True)
         context.invoke(compare, first=str(sim), second=live, out=str(folder / "compare"))

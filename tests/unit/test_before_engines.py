@@ -1,0 +1,112 @@
+"""What cannot be written at the end, or never be served, is refused before an engine is started: that takes minutes."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from simmoe.cli import run as simmoe
+
+needs_server = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("httptools", "uvloop", "prometheus_client")),
+    reason="the server's packages are not installed: pip install 'simmoe[serve]'",
+)
+pytestmark = needs_server
+
+K_MAX = 8
+PROFILE = "olmoe-1b-7b-h200"
+"""Of as many budgets."""
+
+
+class Started(AssertionError):
+    """An engine would have been started."""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model's folder, on a machine where vLLM seems to be installed; whoever starts it has lost."""
+
+    def start(*args: object, **kwargs: object) -> None:
+        raise Started
+
+    for command in ("serve", "live"):
+        monkeypatch.setattr(f"simmoe.commands.{command}.require_server_packages", lambda **needs: None)
+    monkeypatch.setattr("simmoe.live.driving.live_run.running_engines", start)
+    monkeypatch.setattr("simmoe.live.server.replica.LocalReplica._live", start)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"num_experts_per_tok": K_MAX}))
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    """Run a command that is refused with an exit code, in one line, which is returned."""
+    assert simmoe(list(arguments)) == code
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("simmoe: ")
+    return line
+
+
+def test_an_engine_is_started_where_nothing_is_in_the_way(model: Path, tmp_path: Path) -> None:
+    """The others would pass without this if nothing were ever started."""
+    places = ["--record-decisions", str(tmp_path / "decisions"), "--log-dir", str(tmp_path)]
+    with pytest.raises(Started):
+        simmoe(["serve", "--model", str(model), "--port", "0", *places])
+    with pytest.raises(Started):
+        simmoe(["live", "run", "--model", str(model), "--rate", "9", "--mu", "4", "--out", str(tmp_path / "live")])
+
+
+@pytest.mark.parametrize(
+    "occupied", ["decisions-route.jsonl", "decisions-rank0.jsonl", "decisions-rank1.jsonl", "replica1.log"]
+)
+def test_serve_refuses_a_file_that_cannot_be_written(
+    occupied: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kept" / occupied).mkdir(parents=True)
+    folder = str(tmp_path / "kept")
+    arguments = ["--replicas", "2", "--port", "0", "--record-decisions", folder, "--log-dir", folder]
+    line = refused(capsys, 5, "serve", "--model", str(model), *arguments)
+    assert occupied in line and re.search("choose another (name|--log-dir)$", line)
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/proc/none", "file"])
+def test_serve_refuses_a_folder_that_takes_no_recordings(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    # nobody answers at this URL: it would be waited for
+    arguments = ["--url", "http://127.0.0.1:1", "--port", "0", "--record-decisions", str(tmp_path / folder)]
+    line = refused(capsys, 5, "serve", *arguments)
+    assert line.startswith(f"simmoe: cannot write decisions to '{tmp_path / folder}/decisions-route.jsonl': ")
+    assert line.endswith("; choose another --record-decisions")
+
+
+def test_serve_leaves_earlier_recordings_alone_until_engines_are_up(model: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "decisions-route.jsonl"
+    kept.write_text("whole")
+    with pytest.raises(Started):
+        simmoe(["serve", "--model", str(model), "--port", "0", "--record-decisions", str(tmp_path)])
+    assert kept.read_text() == "whole" and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "occupied", ["compare/compare.json", "compare/compare.png", "sim", "sim/manifest.json", "live"]
+)
+def test_validate_refuses_what_cannot_be_written(
+    occupied: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    if occupied in ("sim", "live"):
+        out.mkdir()
+        (out / occupied).touch()
+    else:
+        (out / occupied).mkdir(parents=True)
+    arguments = ["--model", str(model), "--profile", PROFILE, "--rate", "9", "--mu", "4", "--out", str(out)]
+    before = sorted(tmp_path.rglob("*"))
+    assert str(out / occupied.removesuffix("/manifest.json")) in refused(capsys, 5, "validate", *arguments)
+    assert sorted(tmp_path.rglob("*")) == before
