@@ -19,6 +19,7 @@ from simmoe.live.measure.engine import CAPTURED_SIZES
 from simmoe.live.server.additional_config import FLAG, with_given
 from simmoe.live.server.upstream import Address
 from simmoe.live.server.warm_up import warm_up
+from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import PolicyContext
 from simmoe.policies.registry import PolicyChoice
 from simmoe.profiles.catalog import load_profile
@@ -135,10 +136,10 @@ class EngineLaunch:
             raise UsageError(f"--replicas is {self.num_ranks}; this machine shows {len(gpus)} GPU(s), one a replica")
 
     def check_policy(self, prefill_s: Callable[[int, int], float]) -> None:
-        """Build both policies once, as the engines will in minutes.
+        """Build both policies once, and read of them what the engines will in minutes.
 
         Raises:
-            UsageError, PolicyError: one cannot be built for this deployment.
+            UsageError, PolicyError: one cannot be built for this deployment, or asks for a budget it does not have.
         """
         context = PolicyContext(
             prefill_s=prefill_s,
@@ -148,7 +149,9 @@ class EngineLaunch:
             max_num_seqs=self.max_num_seqs or DEFAULT_MAX_NUM_SEQS,
             max_num_batched_tokens=self.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS,
         )
-        self.choice.batch(context)
+        policy, asker = self.choice.batch(context), Asker(context)
+        asker.orders_queue(policy)
+        asker.k_floor(policy)
         self.choice.route(context)
 
     def check_options(self) -> None:

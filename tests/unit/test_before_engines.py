@@ -110,3 +110,37 @@ def test_validate_refuses_what_cannot_be_written(
     before = sorted(tmp_path.rglob("*"))
     assert str(out / occupied.removesuffix("/manifest.json")) in refused(capsys, 5, "validate", *arguments)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", [("live", "run"), ("validate", "--profile", PROFILE)], ids="-".join)
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ("--k 9", 2, "k is 9; it must be in 1..k_max (8)"),
+        ("--mix 4:1,9:1", 2, "mix is 9; it must be of budgets in 1..k_max (8)"),
+        ("--trace TRACE", 3, "k_qos is 9"),
+        ("--mu 4 --default-k 9", 2, "--default-k is 9; this model takes 1 to 8"),
+        ("--mu 4 --policy POLICY", 4, "k_floor is 9"),
+    ],
+)
+def test_a_budget_beyond_the_model_s_is_refused(
+    options: str, code: int, message: str, command: tuple[str, ...], model: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (trace := tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens,k_qos\n0,9,9,8\n1,9,9,9\n")
+    (tmp_path / "mine.py").write_text("class Mine:\n    k_floor = 9\n    def plan(self, view, /): ...\n")
+    given = options.replace("TRACE", str(trace)).replace("POLICY", f"{tmp_path}/mine.py:Mine").split()
+    rate = [] if "TRACE" in options else ["--rate", "9"]
+    out = tmp_path / "out"
+    line = refused(capsys, code, *command, "--model", str(model), *rate, *given, "--out", str(out))
+    assert message in line and not out.exists()
+
+
+def test_validate_refuses_a_profile_of_another_model(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words it has for a record of such engines."""
+    arguments = ["--model", str(model), "--rate", "9", "--mu", "4", "--out", str(tmp_path / "out")]
+    line = refused(capsys, 2, "validate", "--profile", "olmoe-1b-7b-split4-h200", *arguments)
+    assert line.endswith("has k_max 32; the live engines have 8")
+    assert not (tmp_path / "out").exists()

@@ -168,7 +168,7 @@ def test_a_live_run_that_sent_too_late_is_compared_in_all_but_ttft(
         raise LiveError("TTFT is not reported")
 
     monkeypatch.setattr("simmoe.commands.validate.drive", drive)
-    assert cli(["validate", "--model", "any", "--out", str(tmp_path / "out")]) == 8
+    assert cli(["validate", "--url", "http://any", "--out", str(tmp_path / "out")]) == 8
     assert "is not compared: the mean send lag" in capsys.readouterr().err
     content = json.loads((tmp_path / "out" / "compare" / "compare.json").read_text())
     assert {row["metric"] for row in content["differences"] if row["second"] is None} == {"ttft"}
@@ -179,5 +179,5 @@ def test_a_live_run_that_leaves_no_record_ends_it(tmp_path: Path, monkeypatch: p
         raise LiveError("no engine starts")
 
     monkeypatch.setattr("simmoe.commands.validate.drive", drive)
-    assert cli(["validate", "--model", "any", "--out", str(tmp_path / "out")]) == 8
+    assert cli(["validate", "--url", "http://any", "--out", str(tmp_path / "out")]) == 8
     assert not (tmp_path / "out" / "sim").exists()

@@ -66,7 +66,11 @@ def require_k_max(record: RunRecord, profile: Profile, whose: str) -> None:
     Raises:
         UsageError: it is.
     """
-    k_max = whole_number(record, "k_max")
+    require_same_k_max(profile, whole_number(record, "k_max"), whose)
+
+
+def require_same_k_max(profile: Profile, k_max: int, whose: str) -> None:
+    """Refuse a profile of another largest budget than ``k_max``; as :func:`require_k_max`."""
     if profile.k_max != k_max:
         raise UsageError(f"profile '{profile.name}' has k_max {profile.k_max}; {whose} have {k_max}")
 

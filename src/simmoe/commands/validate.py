@@ -21,9 +21,10 @@ from simmoe.commands.notes import describe_extrapolation, describe_profile, vers
 from simmoe.commands.out_folder import claim_folder, refuse_empty
 from simmoe.commands.out_table import refuse_blank
 from simmoe.commands.record_folder import record_folder
-from simmoe.commands.recorded_config import captured_sizes, live_engine, require_k_max, whole_number
+from simmoe.commands.recorded_config import captured_sizes, live_engine, require_k_max, require_same_k_max, whole_number
 from simmoe.commands.without_effect import refuse_given
 from simmoe.errors import LiveError, RecordError, SimmoeError, UsageError
+from simmoe.live.server.launch import read_k_max
 from simmoe.policies.registry import PolicyChoice, parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.weights import are_others, described, weights_of_table
@@ -57,6 +58,8 @@ def _validate(
         refuse_given(_OF_A_RUN, "is for a live run now, and --live names the record of one; leave one of them out")
     folder = Path(out)
     loaded = load_profile(profile)
+    if options["model"]:  # its engines take minutes to start
+        require_same_k_max(loaded, read_k_max(Path(options["model"])), "the live engines")
     believed = load_profile(policy_profile or profile)
     if live is not None or options["url"]:  # a run of engines of its own says it itself
         click.echo(describe_profile(loaded), err=True)
