@@ -23,7 +23,7 @@ from sensitivity import executed_k, host_ratios, magnification, spread
 from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES
 from simmoe.commands.counterfactual import find_causes
-from simmoe.commands.front_end import front_end_times, read_clocks, service_time
+from simmoe.commands.front_end import at_engine, front_end_times, handover_time, read_clocks, service_time
 from simmoe.commands.host import host_of, with_host
 from simmoe.commands.validate import doubts, simulate_like
 from simmoe.profiles.catalog import load_profile
@@ -86,6 +86,7 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
     host = host_of(folder / f"{FRONT_END}-load", profile)
     hosted = with_host(profile, host)
     ratios = host_ratios(folder / f"{FRONT_END}-load", hosted)
+    handover_s = handover_time(records[f"{FRONT_END}-load"], clocks)
     times = {field: round(1e3 * value, 4) for field, value in asdict(front_end).items() if "gress" in field}
     shares_us = {name: [round(1e6 * value, 1) for value in share.values()] for name, share in host["shares"].items()}
     print("front end, ms:", times, "host, us and us a sequence:", shares_us, file=sys.stderr)
@@ -100,7 +101,10 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
         simulated.manifest["profile"]["name"], simulated.manifest["policy_profile"]["name"] = name, told
         if note:
             print(f"{run}: {note}", file=sys.stderr)
-        causes, step_ratios = find_causes(simulated, live, Pairing.of(simulated, live))
+        own_clocks = read_clocks(folder / run)
+        assert own_clocks is not None
+        at_queue = at_engine(live, own_clocks, handover_s)
+        causes, step_ratios = find_causes(simulated, at_queue, Pairing.of(simulated, at_queue))
         growth = magnification(live, simulated, profile, front_end, believed)
         on_host, _ = simulate_like(live, profile, front_end, believed, host)
         on_own, _ = simulate_like(live, profile, front_end, believed, host_of(folder / run, profile))

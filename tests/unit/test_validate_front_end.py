@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from simmoe.cli import run as cli
-from simmoe.commands.front_end import front_end_times, read_clocks, service_time
+from simmoe.commands.front_end import at_engine, front_end_times, read_clocks, service_time
 from simmoe.live.driving.recording import CLOCKS_FILE
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import load_profile
@@ -131,3 +131,38 @@ def test_validating_takes_them_from_the_record(tmp_path: Path, capsys: pytest.Ca
     (folder / CLOCKS_FILE).unlink()
     assert cli([*options[:-1], str(tmp_path / "without")]) == 0
     assert "the record keeps no clocks" in capsys.readouterr().err
+
+
+def test_dispatch_is_compared_where_the_engine_has_the_request(tmp_path: Path) -> None:
+    """Both sides mean the engine's queue: what the handover takes is no difference, nor is it the queue's."""
+    folder, out = write_live(tmp_path / "live", *live(rate=45.0, requests=600)), tmp_path / "out"
+    assert cli(["validate", "--live", str(folder), "--profile", PROFILE, "--out", str(out)]) == 0
+
+    def causes_s() -> dict[str, float]:
+        told: dict[str, float] = json.loads((out / "compare" / "compare.json").read_text())["causes"]["ttft_s"]
+        return told
+
+    at_queue_s = causes_s()
+    (folder / CLOCKS_FILE).unlink()
+    assert cli(["compare", str(out / "sim"), str(folder), "--out", str(out / "compare")]) == 0
+    handed_over_s = causes_s()
+    assert abs(at_queue_s["dispatch"]) < TAKEN_S / 5
+    assert handed_over_s["dispatch"] == pytest.approx(at_queue_s["dispatch"] - TAKEN_S, abs=TAKEN_S / 5)
+    assert sum(handed_over_s.values()) == pytest.approx(sum(at_queue_s.values()), abs=1e-9)
+
+
+def test_the_engine_has_a_request_once_it_is_handed_over_and_before_it_is_begun() -> None:
+    record, clocks = live(rate=45.0, requests=300)
+    requests = {name: column.copy() for name, column in record.requests.items()}
+    requests["dispatched_s"][7] = math.nan
+    for name in clocks:
+        clocks[name][8] = math.nan
+    clocks["queued_s"][9] = requests["dispatched_s"][9] - 0.1  # a clock's jitter
+    reached_s = at_engine(replace(record, requests=requests), clocks).requests["dispatched_s"]
+    took_s = reached_s - requests["dispatched_s"]
+    assert np.flatnonzero(np.isnan(took_s)).tolist() == [7]
+    known = np.arange(300) != 7
+    assert (took_s[known] >= 0).all() and (reached_s <= requests["scheduled_s"])[known].all()
+    assert took_s[9] == 0 and took_s[8] == pytest.approx(TAKEN_S, rel=0.2)
+    assert np.median(took_s[known]) == pytest.approx(TAKEN_S, rel=0.2)
+    assert at_engine(record, clocks, 0.0).requests["dispatched_s"] == pytest.approx(record.requests["dispatched_s"])

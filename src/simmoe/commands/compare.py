@@ -14,6 +14,7 @@ import click
 from simmoe.analysis.compare import COMPARED, STATISTICS, THROUGHPUTS, Difference, Pairing, differences, ttft_refusal
 from simmoe.analysis.compare_causes import CAUSES, Causes, StepRatios, direct_causes
 from simmoe.commands.counterfactual import find_causes
+from simmoe.commands.front_end import at_engine, read_clocks
 from simmoe.commands.out_folder import claim_folder, refuse_empty
 from simmoe.errors import LiveError, RecordError
 from simmoe.record_checks import read_checked
@@ -53,7 +54,7 @@ def compare(first: str, second: str, out: str | None) -> None:
 
 def _compare(first: str, second: str, out: Path | None) -> list[str]:
     """Print the comparison and write its files; return why either record's TTFT is not to be reported, or nothing."""
-    records = read_checked(first), read_checked(second)
+    records = _read(Path(first)), _read(Path(second))
     pairing = Pairing.of(*records)
     rows = differences(*records)
     causes, ratios, why_direct = _causes(*records, pairing)
@@ -71,6 +72,12 @@ def _compare(first: str, second: str, out: Path | None) -> list[str]:
         _write(out, records, names, rows, causes, pairing)
         click.echo(f"comparison: {out}", err=True)
     return refusals
+
+
+def _read(folder: Path) -> RunRecord:
+    """Return a record, its clock of dispatch at the engine where its further clocks can tell."""
+    record, clocks = read_checked(folder), read_clocks(folder)
+    return record if clocks is None else at_engine(record, clocks)
 
 
 def _marked(name: str, record: RunRecord) -> str:

@@ -8,6 +8,7 @@ taken in its step, to the client.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,11 +62,8 @@ def front_end_times(
     Raises:
         RecordError: the clocks are of another number of requests, or tell of none, or of what no front end takes.
     """
+    _require_rows(record, clocks)
     requests = record.requests
-    if len(clocks["queued_s"]) != len(requests["arrival_s"]):
-        raise RecordError(
-            f"{CLOCKS_FILE} is of {len(clocks['queued_s'])} requests; the record has {len(requests['arrival_s'])}"
-        )
     heard = ~np.isnan(clocks["first_output_s"] + clocks["queued_s"] + requests["dispatched_s"])
     heard &= ~np.isnan(requests["first_token_s"])
     if not heard.any():
@@ -75,18 +73,56 @@ def front_end_times(
     handed_s = requests["dispatched_s"] - requests["arrival_s"]
     alone = heard & ~_waited(record, service_s)
     alone_s = handed_s[alone if alone.any() else heard]
-    taken_s = float(np.percentile((clocks["queued_s"] - requests["dispatched_s"])[heard], _LEAST))
     egress_s = (requests["first_token_s"] - clocks["first_output_s"])[heard]
     constant_s, per_token_s = _line(_step_tokens(record, clocks)[heard], egress_s)
     try:
         return FrontEndConfig(
-            ingress_s=max(0.0, float(np.mean(alone_s)) - service_s + max(0.0, taken_s)),
+            ingress_s=max(0.0, float(np.mean(alone_s)) - service_s + handover_time(record, clocks)),
             egress_s=constant_s,
             ingress_service_s=service_s,
             egress_per_token_s=per_token_s,
         )
     except UsageError as error:
         raise RecordError(f"{CLOCKS_FILE} and the record's times are of no front end: {error}") from None
+
+
+def handover_time(record: RunRecord, clocks: Mapping[str, FloatArray]) -> float:
+    """Return the least seconds from a front end to its engine's queue; what is more, the engine's loop held up.
+
+    Args:
+        record: of a live run.
+        clocks: from :func:`read_clocks`, of as many requests.
+    """
+    taken_s = clocks["queued_s"] - record.requests["dispatched_s"]
+    known_s = taken_s[~np.isnan(taken_s)]
+    return max(0.0, float(np.percentile(known_s, _LEAST))) if len(known_s) else 0.0
+
+
+def at_engine(record: RunRecord, clocks: Mapping[str, FloatArray], handover_s: float | None = None) -> RunRecord:
+    """Return a live run's record as if its clock of dispatch were a simulated run's: at the engine, not the front end.
+
+    A request that waits there for the engine's loop to take it in is queued by then, in a simulated run too.
+
+    Args:
+        record: of a live run.
+        clocks: from :func:`read_clocks`.
+        handover_s: from the front end to there; None: as this run's clocks tell.
+    Raises:
+        RecordError: the clocks are of another number of requests.
+    """
+    _require_rows(record, clocks)
+    if handover_s is None:
+        handover_s = handover_time(record, clocks)
+    handed_s, scheduled_s = record.requests["dispatched_s"], record.requests["scheduled_s"]
+    latest_s = np.fmin(clocks["queued_s"], scheduled_s)
+    reached_s = np.maximum(handed_s, np.fmin(handed_s + handover_s, latest_s))
+    return replace(record, requests={**record.requests, "dispatched_s": reached_s})
+
+
+def _require_rows(record: RunRecord, clocks: Mapping[str, FloatArray]) -> None:
+    num_rows, num_requests = len(clocks["queued_s"]), len(record.requests["arrival_s"])
+    if num_rows != num_requests:
+        raise RecordError(f"{CLOCKS_FILE} is of {num_rows} requests; the record has {num_requests}")
 
 
 def service_time(record: RunRecord) -> float:
