@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from simmoe.simulator.kv_blocks import blocks_for
 from simmoe.simulator.request import SimRequest
 
 
@@ -85,7 +84,3 @@ class DecodeSet:
     def needs_block(self, request: SimRequest, step: int) -> bool:
         """Return whether this sequence needs a new block at step ``step``."""
         return (request.prefill_tokens + step - request.prefill_step) % self.block_size == 1 % self.block_size
-
-    def held_blocks(self, request: SimRequest, last_step: int) -> int:
-        """Return the blocks a sequence holds once step ``last_step`` has been composed."""
-        return blocks_for(request.prefill_tokens + last_step - request.prefill_step, self.block_size)

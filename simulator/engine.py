@@ -240,8 +240,8 @@ class Engine:
         k_exec = scheduler.step_ks[decodes.k_exec]
         line = scheduler.cost.decode_line(decodes.num_seqs, k_exec)
         stretch = Stretch(step, self._composed, self._host_free_s, fit, leaves, decodes, k_exec, line)
-        if scheduler.waiting.by_id and scheduler.wake_at_s < float("inf"):
-            stretch.num_skipped = stretch.passed_before(scheduler.wake_at_s)
+        if scheduler.waiting.by_id and scheduler.planner.wake_at_s < float("inf"):
+            stretch.num_skipped = stretch.passed_before(scheduler.planner.wake_at_s)
         return stretch if stretch.num_skipped else None
 
     def _pass(self, num_steps: int) -> None:

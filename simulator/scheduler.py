@@ -13,38 +13,22 @@ the token budget, and then nobody enters behind it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import overload
 
 from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import ADMIT_ALL, BatchPolicy, StepPlan
-from simmoe.policies.views import RequestView, StepView
-from simmoe.policies.waiting_queue import WaitingQueue, WaitingView
+from simmoe.policies.views import RequestView
 from simmoe.profiles.shape import StepCost, StepParts, StepShape
 from simmoe.simulator.config import EngineConfig
 from simmoe.simulator.decode_set import DecodeSet
-from simmoe.simulator.kv_blocks import BlockPool, blocks_for
-from simmoe.simulator.prefix_cache import CachedUnit, PrefixBlockPool, own_hash
+from simmoe.simulator.kv_blocks import blocks_for
+from simmoe.simulator.kv_cache import KvCache
+from simmoe.simulator.planner import Planner
+from simmoe.simulator.prompts import StepPrompts
 from simmoe.simulator.request import SimRequest
 from simmoe.simulator.result import RankTotals
 from simmoe.simulator.step import Step
-
-
-class _Prompts:
-    """The prompt tokens of a step being composed."""
-
-    __slots__ = ("admitted", "budget", "completed", "k_exec", "kv_pairs", "num_seqs", "num_tokens", "qos_slots")
-
-    def __init__(self, budget: int, k_exec: int) -> None:
-        self.budget = budget
-        """Tokens the step can still take."""
-        self.k_exec = k_exec
-        """The largest budget in the step so far."""
-        self.num_tokens = self.num_seqs = self.kv_pairs = self.qos_slots = 0
-        self.admitted: list[SimRequest] = []
-        self.completed: list[SimRequest] = []
 
 
 class Scheduler:
@@ -63,19 +47,18 @@ class Scheduler:
     ) -> None:
         self.dp_rank = dp_rank
         self.config = config
-        self.policy = policy
         self.cost = cost
         self.totals = totals
-        self.prefix_block_tokens = prefix_block_tokens
-        self.waiting: WaitingQueue[SimRequest] = WaitingQueue(asker.orders_queue(policy))
+        self.planner = Planner(dp_rank, config, policy, asker, totals)
+        self.waiting = self.planner.waiting
         self.running: dict[SimRequest, None] = {}
         """Admitted and unfinished, in order of admission (a dict for its order and O(1) removal)."""
         self.decodes = DecodeSet(config.block_size, k_max)
         self.partial: SimRequest | None = None
         """The running request whose prompt is unfinished."""
-        usable = config.num_gpu_blocks - 1
-        self.pool = PrefixBlockPool(usable) if config.enable_prefix_caching else BlockPool(usable)
-        self._least_free_blocks = usable
+        self.kv = KvCache(config, prefix_block_tokens)
+        self.pool = self.kv.pool
+        self._least_free_blocks = self.pool.num_free_blocks
         self.watermark_blocks = int(config.watermark * config.num_gpu_blocks)
         self.step_ks = _step_ks(k_max, asker.k_floor(policy), config.next_ks)
         """step_ks[k] is the budget that a step whose largest budget is k runs at."""
@@ -83,13 +66,8 @@ class Scheduler:
         """Whether a step takes the host no longer as sequences leave: not where a lower budget may have no graphs."""
         self.next_index = 0
         """Index of the next step to be composed."""
-        self.plan_stale = True
-        """Whether the queue, the running set or the prompt in progress has changed since the last plan."""
-        self.wake_at_s = float("inf")
-        """When the standing plan asks to be made again."""
         self.gates_opened = 0
         """Plans overruled because they would have left the rank idle with admissible work."""
-        self._asker = asker
         self._lines_run: set[tuple[int, int]] = set()
         """Decode sequences and largest budget of the steps that fast-forward has composed."""
         self._last_outputs: list[tuple[int, int, int, SimRequest]] = []
@@ -104,12 +82,7 @@ class Scheduler:
         Raises:
             PolicyError: the policy gives it no key that can be ordered.
         """
-        waiting = self.waiting
-        if waiting.has_keys:
-            self._asker.enqueue(self.policy, request.view, WaitingView(waiting), partial(waiting.add, request))
-        else:
-            waiting.add(request)
-        self.plan_stale = True
+        self.planner.add(request)
 
     def compose(self, now_s: float) -> Step | None:
         """Compose the next step from everything known at ``now_s``; None if there is nothing to compute."""
@@ -139,7 +112,7 @@ class Scheduler:
         step = Step(index, parts, k_exec, qos_slots, num_decodes, kv_tokens, num_waiting, num_running)
         self.next_index = index + 1
         if prompts is not None:
-            self.plan_stale = True
+            self.planner.is_stale = True
             step.num_prefill_tokens = prompts.num_tokens
             step.completed_prompts = prompts.completed
             step.admitted = prompts.admitted
@@ -161,17 +134,13 @@ class Scheduler:
         for request in done:
             if request in self.running:
                 del self.running[request]
-                self._free(request, request.finish_step)
-        self.plan_stale = True
+                self.kv.free(request, request.finish_step)
+        self.planner.is_stale = True
         return done
 
     def may_admit(self, now_s: float) -> bool:
         """Return whether composing at ``now_s`` would ask the policy who may enter."""
-        return (
-            bool(self.waiting.by_id)
-            and len(self.running) < self.config.max_num_seqs
-            and (self.plan_stale or now_s >= self.wake_at_s)
-        )
+        return bool(self.waiting.by_id) and len(self.running) < self.config.max_num_seqs and self.planner.is_due(now_s)
 
     def next_finish_step(self) -> int:
         """Return the first step, executing or to come, that yields some decode's last token."""
@@ -209,18 +178,12 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that every KV block is free or accounted for, and that the aggregates match the requests."""
         last = self.next_index - 1
-        held = {id(unit): unit.num_blocks for request in self.running for unit in request.cached_units}
-        own = 0
-        for request in self.running:
-            own += self._blocks_held(request, last) - sum(unit.num_blocks for unit in request.cached_units)
-        assert own + sum(held.values()) == self.pool.num_used_blocks
+        self.kv.check_integrity(self.running, last)
         active = [request for request in self.running if request.active]
         assert len(active) == self.decodes.num_seqs
         assert self.decodes.k_exec == max((request.k_exec for request in active), default=0)
         assert self.decodes.kv_tokens(last) == sum(r.prefill_tokens + last - r.prefill_step for r in active)
         assert len(self.running) <= self.config.max_num_seqs
-        if isinstance(self.pool, PrefixBlockPool):
-            self.pool.check_integrity()
 
     # ---------------------------------------------------------------------------------------------- running requests
 
@@ -234,7 +197,7 @@ class Scheduler:
             if request.active:
                 self.decodes.leave(request)
             self._leaving.append(request)
-            self.plan_stale = True
+            self.planner.is_stale = True
 
     def _extend_decodes(self, index: int) -> bool:
         """Take the blocks the decodes of step ``index`` need; preempt the newest while short. False if any was."""
@@ -252,23 +215,13 @@ class Scheduler:
             self.pool.take(1)
         return False
 
-    def _extend_partial(self, request: SimRequest, chunk: int) -> bool:
-        """Take the blocks of the next chunk of the unfinished prompt, or preempt it (it is the newest)."""
-        need = blocks_for(request.num_computed_tokens + chunk, self.config.block_size) - request.held_blocks
-        if need > self.pool.num_free_blocks:
-            self._preempt(request, self.next_index)
-            return False
-        self.pool.take(need)
-        request.held_blocks += need
-        return True
-
     def _preempt(self, request: SimRequest, index: int) -> None:
         """Free a running request while composing step ``index``; it waits, at the front, to be recomputed."""
         del self.running[request]
-        self._free(request, index - 1, is_preempted=True)
+        self.kv.free(request, index - 1, is_preempted=True)
         request.num_preemptions += 1
         self.totals.num_preemptions += 1
-        self.plan_stale = True
+        self.planner.is_stale = True
         if request is self.partial:
             self.partial = None
             self.totals.num_recomputed_tokens += request.num_computed_tokens
@@ -286,76 +239,33 @@ class Scheduler:
         request.num_computed_tokens = 0
         self.waiting.add_preempted(request)
 
-    def _blocks_held(self, request: SimRequest, last_step: int) -> int:
-        if request.prefill_step < 0:
-            return request.held_blocks
-        last = min(last_step, request.finish_step) if request.finish_step >= 0 else last_step
-        return self.decodes.held_blocks(request, last)
-
-    def _free(self, request: SimRequest, last_step: int, is_preempted: bool = False) -> None:
-        """Give back all blocks of a request; ``last_step`` is the last composed step it took part in.
-
-        One that is preempted finds again what is left of them then, its outputs' too, but for a block that ends with an
-        output on its way: under asynchronous scheduling nobody knows what is in it.
-        """
-        held = self._blocks_held(request, last_step)
-        pool = self.pool
-        if isinstance(pool, PrefixBlockPool):
-            block_size = self.config.block_size
-            tokens = request.num_computed_tokens
-            if request.prefill_step >= 0:
-                last = min(last_step, request.finish_step)
-                tokens = request.prefill_tokens + last - request.prefill_step
-                tokens -= is_preempted and self.config.async_scheduling and last > request.prefill_step
-            num_cached = sum(unit.num_blocks for unit in request.cached_units)
-            own = held - num_cached
-            hashed = max(0, tokens // block_size - num_cached)
-            pool.give(own - hashed)
-            units = self._keep_units(request, pool, hashed) if is_preempted else []
-            pool.give_generated(hashed - sum(unit.num_blocks for unit in units))
-            for unit in reversed(request.cached_units + units):
-                pool.release(unit)
-            request.cached_units = []
-        else:
-            pool.give(held)
-        request.held_blocks = 0
-
-    def _keep_units(self, request: SimRequest, pool: PrefixBlockPool, num_blocks: int) -> list[CachedUnit]:
-        """Make the whole hash blocks among the last ``num_blocks`` a preempted request holds findable by itself."""
-        unit_blocks = self.prefix_block_tokens // self.config.block_size
-        first = len(request.cached_units)
-        end = first + num_blocks // unit_blocks
-        hashes = request.prefix_hashes
-        request.prefix_hashes = hashes + tuple(own_hash(request.row, i) for i in range(len(hashes), end))
-        kept = [pool.insert((request.k_exec, h), unit_blocks) for h in request.prefix_hashes[first:end]]
-        return [unit for unit in kept if unit is not None]
-
     # ---------------------------------------------------------------------------------------------- prompts of a step
 
-    def _compose_prompts(self, now_s: float, preempted: bool) -> _Prompts | None:
+    def _compose_prompts(self, now_s: float, preempted: bool) -> StepPrompts | None:
         """Go on with the unfinished prompt and admit who waits, unless the step has preempted; None if nothing fits."""
-        prompts = _Prompts(self.config.max_num_batched_tokens - self.decodes.num_seqs, self.decodes.k_exec)
+        prompts = StepPrompts(self.config.max_num_batched_tokens - self.decodes.num_seqs, self.decodes.k_exec)
         request = self.partial
         if request is not None and prompts.budget:
             chunk = min(request.prefill_tokens - request.num_computed_tokens, prompts.budget)
-            if self._extend_partial(request, chunk):
+            if self.kv.extend(request, chunk):
                 self._compute(request, chunk, prompts)
             else:
+                self._preempt(request, self.next_index)  # itself the newest
                 preempted = True
         if not preempted and prompts.budget and self.may_admit(now_s):
             self._admit(now_s, prompts)
         return prompts if prompts.num_tokens else None
 
-    def _admit(self, now_s: float, prompts: _Prompts) -> None:
+    def _admit(self, now_s: float, prompts: StepPrompts) -> None:
         """Ask the policy, and move who may and can enter into the running set and the step."""
-        plan = self._make_plan(now_s, prompts)
+        plan = self.planner.make_plan(now_s, prompts, self.running, self.next_index - 1, self.pool.num_free_blocks)
         self._let_in(plan, prompts)
         if not self.running and (plan.order is not None or plan.k_max is not None):
             self.gates_opened += 1
             self._let_in(ADMIT_ALL, prompts)
 
-    def _let_in(self, plan: StepPlan, prompts: _Prompts) -> None:
-        for request in self._candidates(plan):
+    def _let_in(self, plan: StepPlan, prompts: StepPrompts) -> None:
+        for request in self.planner.candidates(plan):
             chunk = self._enter(request, prompts.budget)
             if not chunk:
                 return
@@ -364,112 +274,30 @@ class Scheduler:
             if not prompts.budget or len(self.running) >= self.config.max_num_seqs:
                 return
 
-    def _make_plan(self, now_s: float, prompts: _Prompts) -> StepPlan:
-        oldest = self.waiting.oldest()
-        view = StepView(
-            now_s=now_s,
-            dp_rank=self.dp_rank,
-            waiting=WaitingView(self.waiting),
-            running=RunningView(self),
-            token_budget=prompts.budget,
-            max_num_seqs=self.config.max_num_seqs,
-            free_kv_blocks=self.pool.num_free_blocks,
-            block_size=self.config.block_size,
-            k_running=prompts.k_exec,
-            oldest=None if oldest is None else oldest.view,
-            num_preempted=self.waiting.num_preempted,
-        )
-        plan = self._asker.plan(self.policy, view, self.waiting.by_id.get)
-        self.totals.num_plans += 1
-        self.plan_stale = False
-        self.wake_at_s = float("inf") if plan.wake_at_s is None else plan.wake_at_s
-        return plan
-
-    def _candidates(self, plan: StepPlan) -> Iterator[SimRequest]:
-        """Yield who may enter, in order; each must be removed from the queue before the next is asked for."""
-        if plan.order is not None:
-            for request_id in plan.order:
-                request = self.waiting.by_id[request_id]
-                if plan.k_max is not None and request.k_exec > plan.k_max:
-                    return
-                yield request
-            return
-        while self.waiting.by_id:
-            request = self.waiting[0]
-            if plan.k_max is not None and request.k_exec > plan.k_max:
-                return
-            yield request
-
     def _enter(self, request: SimRequest, budget: int) -> int:
         """Move a waiting request into the running set if it fits; return its first chunk's tokens, 0 if it does not."""
-        block_size = self.config.block_size
-        units: list[CachedUnit] = []
-        cached = 0
-        free = self.pool.num_free_blocks
-        if isinstance(self.pool, PrefixBlockPool):
-            units = self._cached_units(request)
-            cached = sum(unit.num_blocks for unit in units) * block_size
-            free = self.pool.num_free_without(units)
-        left = request.prefill_tokens - cached
+        config = self.config
+        units, num_cached, num_free = self.kv.find(request)
+        cached_tokens = num_cached * config.block_size
+        left = request.prefill_tokens - cached_tokens
         # Recomputing after a preemption may exceed the budget that the prompt alone fits: then it is chunked anyway.
-        if left > budget and not self.config.enable_chunked_prefill and not request.num_preemptions:
+        if left > budget and not config.enable_chunked_prefill and not request.num_preemptions:
+            return 0
+        watermark = self.watermark_blocks if self.running else 0
+        if blocks_for(request.prefill_tokens, config.block_size) - num_cached + watermark > num_free:
             return 0
         chunk = min(left, budget)
-        watermark = self.watermark_blocks if self.running else 0
-        if blocks_for(request.prefill_tokens, block_size) - cached // block_size + watermark > free:
-            return 0
-        if isinstance(self.pool, PrefixBlockPool):
-            for unit in units:
-                self.pool.refer(unit)
-            request.cached_units = units
-            self.totals.num_cached_tokens += cached
-        request.num_computed_tokens = cached
-        request.held_blocks = blocks_for(cached + chunk, block_size)
-        self.pool.take(request.held_blocks - cached // block_size)
+        self.kv.begin(request, units, num_cached, chunk)
+        self.totals.num_cached_tokens += cached_tokens
         self.waiting.remove(request)
         self.running[request] = None
         return chunk
 
-    def _cached_units(self, request: SimRequest) -> list[CachedUnit]:
-        """Return the cached units a prompt begins with, short of its last token."""
-        assert isinstance(self.pool, PrefixBlockPool)
-        units = self.pool.lookup([(request.k_exec, h) for h in request.prefix_hashes])
-        while units and sum(unit.num_blocks for unit in units) * self.config.block_size >= request.prefill_tokens:
-            units.pop()
-        return units
-
-    def _compute(self, request: SimRequest, chunk: int, prompts: _Prompts) -> None:
+    def _compute(self, request: SimRequest, chunk: int, prompts: StepPrompts) -> None:
         """Put a chunk of a prompt, whose blocks are taken, into the step."""
-        before = request.num_computed_tokens
-        request.num_computed_tokens = before + chunk
-        prompts.budget -= chunk
-        prompts.num_tokens += chunk
-        prompts.num_seqs += 1
-        prompts.kv_pairs += chunk * before + chunk * (chunk + 1) // 2
-        prompts.qos_slots += chunk * request.k_qos
-        if request.k_exec > prompts.k_exec:
-            prompts.k_exec = request.k_exec
-        if request.prefix_hashes and isinstance(self.pool, PrefixBlockPool):
-            self._cache_units(request, self.pool)
-        if before + chunk == request.prefill_tokens:
-            prompts.completed.append(request)
-            self.partial = None
-        else:
-            self.partial = request
-
-    def _cache_units(self, request: SimRequest, pool: PrefixBlockPool) -> None:
-        """Make the hash blocks computed so far findable, a preempted request's own ones among them."""
-        unit_tokens = self.prefix_block_tokens
-        prompt = min(request.num_computed_tokens, request.prefill_tokens)
-        first = len(request.cached_units)
-        for position in range(first, len(request.prefix_hashes)):
-            end = (position + 1) * unit_tokens
-            if end > prompt:
-                break
-            unit = pool.insert((request.k_exec, request.prefix_hashes[position]), unit_tokens // self.config.block_size)
-            if unit is None:
-                break  # somebody computed the same block meanwhile; this copy stays anonymous, as in vLLM
-            request.cached_units.append(unit)
+        self.partial = None if prompts.add(request, chunk) else request
+        if request.prefix_hashes:
+            self.kv.keep_computed(request)
 
     def _note_peak(self) -> None:
         self._least_free_blocks = self.pool.num_free_blocks
@@ -482,39 +310,6 @@ class Scheduler:
         heappush(self._last_outputs, (request.finish_step, request.row, request.num_preemptions, request))
         if request.output_left > 1:
             self.decodes.join(request)
-
-
-class RunningView(Sequence[RequestView]):
-    """The running set as a policy sees it; items are built when they are asked for."""
-
-    __slots__ = ("_scheduler",)
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-
-    def __len__(self) -> int:
-        return len(self._scheduler.running)
-
-    def __iter__(self) -> Iterator[RequestView]:
-        return map(self._build, self._scheduler.running)
-
-    @overload
-    def __getitem__(self, index: int) -> RequestView: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[RequestView]: ...
-    def __getitem__(self, index: int | slice) -> RequestView | Sequence[RequestView]:
-        requests = list(self._scheduler.running)
-        if isinstance(index, slice):
-            return [self._build(request) for request in requests[index]]
-        return self._build(requests[index])
-
-    def _build(self, request: SimRequest) -> RequestView:
-        view = request.view
-        computed = request.num_computed_tokens
-        if request.prefill_step >= 0:
-            last = min(self._scheduler.next_index - 1, request.finish_step)
-            computed = request.prefill_tokens + last - request.prefill_step
-        return RequestView(view.request_id, view.arrival_s, view.prompt_tokens, computed, view.k_qos)
 
 
 def _step_ks(k_max: int, k_floor: int, captured_ks: Sequence[int]) -> list[int]:

@@ -222,7 +222,7 @@ class _Simulation:
         for index, front_end in enumerate(self.front_ends):
             state[f"route_{index}"] = self._asker.snapshot(front_end.policy)
         for rank, engine in enumerate(self.engines):
-            state[f"batch_{rank}"] = self._asker.snapshot(engine.scheduler.policy)
+            state[f"batch_{rank}"] = self._asker.snapshot(engine.scheduler.planner.policy)
         return {name: snapshot for name, snapshot in state.items() if snapshot is not None}
 
     def _notes(self, num_arrived: int) -> dict[str, Any]:
