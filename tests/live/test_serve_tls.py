@@ -107,12 +107,31 @@ class Stub:
     async def _serve(self, is_up: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self.engine = StubEngine(has_state=True)
-        async with await self._loop.create_server(self.engine.connection, self._host, 0, ssl=self._context) as server:
-            self.port = server.sockets[0].getsockname()[1]
+        sockets: list[socket.socket] = []
+        handshakes: list[asyncio.Task[Any]] = []
+
+        def accept() -> None:
+            sockets.append(listener.accept()[0])
+            talk = self._loop.connect_accepted_socket(self.engine.connection, sockets[-1], ssl=self._context)
+            handshakes.append(self._loop.create_task(talk))
+
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with socket.create_server((self._host, 0), family=family) as listener:
+            self.port = listener.getsockname()[1]
+            self._loop.add_reader(listener, accept)
             is_up.set()
             await self._stop.wait()
-            for connection in list(self.engine.connections):
-                connection.abort()
+            self._loop.remove_reader(listener)
+        # a server of asyncio's would leave a connection that is in its handshake to the garbage collector
+        for handshake in handshakes:
+            handshake.cancel()
+        await asyncio.gather(*handshakes, return_exceptions=True)
+        connections = list(self.engine.connections)
+        for connection in connections:
+            connection.abort()
+        await asyncio.gather(*(connection.closed for connection in connections))
+        for each in sockets:
+            each.close()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
