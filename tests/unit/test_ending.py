@@ -18,6 +18,7 @@ from simmoe.errors import SimmoeError
 from simmoe.profiles.catalog import DEFAULT_PROFILE, profile_names
 from simmoe.simulator.config import SimConfig
 from simmoe.traces.spec import WorkloadSpec
+from tests.support.deployment import IN_TIME_S
 
 PROFILE = DEFAULT_PROFILE if DEFAULT_PROFILE in profile_names() else profile_names()[0]
 
@@ -60,9 +61,6 @@ class Mine:
     def route(self, request, ranks, now_s, /):
         return 0
 """
-
-IN_TIME_S = 120.0
-"""Long after everything has ended, on any machine."""
 
 
 def write_inputs(tmp_path: Path, text: str) -> tuple[str, str]:
