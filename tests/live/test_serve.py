@@ -181,24 +181,46 @@ def k_running(deployment: Deployment, rank: int) -> Any:
     return deployment.ask("POST", "/simmoe/steps")[1]["ranks"][str(rank)]["k_running"]
 
 
-def generated(deployment: Deployment, rank: int) -> float:
-    """Return how many tokens an engine has generated."""
-    text = deployment.ask("GET", f"/replicas/{rank}/metrics")[1]
-    found = re.search(r"^vllm:generation_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)
-    assert found
-    return float(found.group(1))
+def generated(deployment: Deployment) -> float:
+    """Return how many tokens both engines have generated."""
+    count = 0.0
+    for rank in (0, 1):
+        text = deployment.ask("GET", f"/replicas/{rank}/metrics")[1]
+        found = re.search(r"^vllm:generation_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)
+        assert found
+        count += float(found.group(1))
+    return count
 
 
 def check_client_that_leaves(deployment: Deployment) -> None:
-    before = sum(generated(deployment, rank) for rank in (0, 1))
+    """Its request is aborted. One that a busy machine let end before anybody looked or left is followed by another."""
+    for _ in range(20):
+        if was_seen_and_aborted(deployment):
+            return
+    raise AssertionError("no request is aborted before its end")
+
+
+def was_seen_and_aborted(deployment: Deployment) -> bool:
+    """Return whether an engine told that it ran a request at its budget, and ended it when its client left."""
+    before, num_gone = generated(deployment), deployment.metric("simmoe_requests_total", outcome="gone")
     stream = deployment.stream(max_tokens=LONG, vllm_xargs={"simmoe_k": 6})
     assert stream.event()
-    wait_for(lambda: k_running(deployment, stream.rank) == 6, "the engine tells what it runs")
+
+    def look() -> str:
+        if k_running(deployment, stream.rank) == 6:
+            return "runs"
+        return "is over" if generated(deployment) - before >= LONG else ""
+
+    seen = wait_for(look, "the engine tells what it runs, or is done with it")
     stream.hang_up()
-    wait_for(lambda: deployment.metric("simmoe_requests_total", outcome="gone") == 1, "the router has seen it go")
-    wait_for(lambda: running(deployment, stream.rank) == 0, "the engine is idle")
-    assert k_running(deployment, stream.rank) == 0
-    assert sum(generated(deployment, rank) for rank in (0, 1)) - before < LONG, "it was aborted, not finished"
+    wait_for(lambda: k_running(deployment, stream.rank) == 0, "the engine is idle")
+    wait_for(lambda: running(deployment, stream.rank) == 0, "and the router knows")
+    if seen != "runs" or generated(deployment) - before >= LONG:
+        return False
+    wait_for(
+        lambda: deployment.metric("simmoe_requests_total", outcome="gone") == num_gone + 1, "the router has seen it go"
+    )
+    return True
 
 
 def check_policy_that_raises(deployment: Deployment) -> None:
