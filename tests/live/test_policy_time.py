@@ -21,7 +21,9 @@ pytestmark = [
 
 NUM_WAITING = 1000
 NUM_STEPS = 100
-NUM_ROUNDS = 20
+NUM_ROUNDS = 100
+"""At most, a minute or two: time to find a core left alone for one of them, half a second."""
+
 LIMIT_S = 200e-6
 
 
