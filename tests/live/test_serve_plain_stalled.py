@@ -33,8 +33,8 @@ def simmoe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_engine_that_hangs_inside_a_step(tmp_path: Path) -> None:
     from simmoe.live.server.process_watch import engine_processes
-    from tests.live.test_serve_plain import BUDGETS, LONG, vllm_server
-    from tests.support.tiny_model import write_tiny_model
+    from tests.live.test_serve_plain import BUDGETS, vllm_server
+    from tests.support.tiny_model import ENDLESS, write_tiny_model
 
     with vllm_server(tmp_path, write_tiny_model(tmp_path / "model"), "engine", *BUDGETS) as (url, process):
         # before it hangs: what cannot be simulated afterwards is not sent anything
@@ -51,7 +51,7 @@ def test_an_engine_that_hangs_inside_a_step(tmp_path: Path) -> None:
         arguments += ["--stall-timeout-s", str(STALL_TIMEOUT_S)]
         with deployed(tmp_path / "serve.log", arguments, START_S) as running:
             running.headers = {"Authorization": "Bearer secret"}
-            stream = running.stream(max_tokens=LONG)
+            stream = running.stream(max_tokens=ENDLESS)
             assert stream.event()
             cores = engine_processes(process.pid)
             assert cores

@@ -100,6 +100,20 @@ class Deployment:
         self.streams.append(Stream(connection.getresponse(), connection))
         return self.streams[-1]
 
+    def stream_at(self, rank: int, **fields: Any) -> Stream:
+        """Open a stream at a replica, past others that are asked first, or while it is slow to answer."""
+
+        def opened() -> Stream | None:
+            stream = self.stream(**fields)
+            assert stream.event()
+            if stream.rank == rank:
+                return stream
+            stream.hang_up()
+            return None
+
+        stream: Stream = wait_for(opened, f"replica {rank} takes a stream")
+        return stream
+
     def metric(self, name: str, **labels: str) -> float:
         """Return a sample of /metrics, 0 if absent."""
         text = ",".join(f'{key}="{value}"' for key, value in labels.items())

@@ -18,6 +18,12 @@ VLLM_ARGUMENTS = (
     *("--served-model-name", "tiny"),
 )
 
+LONG_CONTEXT = ("--max-model-len", "32768")
+"""After those above: for answers of ``ENDLESS`` tokens."""
+
+ENDLESS = 30_000
+"""Output tokens of a stream that no test reads to its end: minutes of steps."""
+
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
@@ -26,7 +32,7 @@ def write_tiny_model(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**TINY_OLMOE, "num_hidden_layers": 6}  # deep enough that a long answer outlives what a test does to it
+    config = {**TINY_OLMOE, "num_hidden_layers": 6, "max_position_embeddings": 1 << 15}
     (folder / "config.json").write_text(json.dumps(config))
     words = {f"w{i}": i for i in range(TINY_OLMOE["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w1"))
@@ -34,7 +40,7 @@ def write_tiny_model(folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     described: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w0", "pad_token": "w1", "unk_token": "w1",
-        "model_max_length": TINY_OLMOE["max_position_embeddings"], "chat_template": _TEMPLATE,
+        "model_max_length": config["max_position_embeddings"], "chat_template": _TEMPLATE,
     }  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
     return folder
