@@ -27,6 +27,9 @@ VERSION = 3
 #: ``in_engine``: they are of a table's engine.
 READ = (1, 2, VERSION)
 
+WHAT = "the layer's times"
+"""What a file holds, in messages."""
+
 COLUMNS = ("num_tokens", "k", "seconds", "distinct_experts")
 
 
@@ -109,7 +112,7 @@ def write_layer_times(path: str | os.PathLike[str], times: LayerTimes) -> None:
     rows = head.pop("rows")
     text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n  '
     text += ",\n  ".join(json.dumps(list(row)) for row in rows) + "\n ]\n}\n"
-    write_whole(path, text.encode(), "the layer's times")
+    write_whole(path, text.encode(), WHAT)
 
 
 def read_layer_times(path: str | os.PathLike[str]) -> LayerTimes:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from simmoe.cli import run
-from simmoe.errors import LiveError, UsageError
+from simmoe.errors import LiveError, OutputError, UsageError
 from simmoe.live.measure import MeasuredModel
 from simmoe.live.measure.moe_layer import SIZES, timed_ks
 from simmoe.profiles.layer_times import LayerTimes, read_layer_times
@@ -139,6 +139,18 @@ def test_what_cannot_be_timed_is_refused(
     told = capsys.readouterr().err
     assert named in told and told.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from simmoe.live.measure import card
+
+    monkeypatch.setattr(card, "refuse_busy", lambda: None)
+    (out := tmp_path / "mine-layer.json").mkdir()  # nor is there a card to time on, which would be said otherwise
+    assert run(["profile", "layer", "--out", str(out)]) == OutputError.exit_code
+    told = capsys.readouterr().err
+    assert f"the layer's times to '{out}'" in told and told.count("\n") == 1
 
 
 def test_shares_are_of_the_largest_budget() -> None:

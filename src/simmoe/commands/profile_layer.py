@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from simmoe.commands.asked_layout import require_budgets, require_cards
 from simmoe.commands.budget_list import parse_budgets
 from simmoe.errors import MissingDependency, UsageError
 
@@ -54,17 +55,17 @@ def layer(
     from simmoe.live.measure.layer_alone import held_shape, time_layer_alone
     from simmoe.live.measure.layout import budgets_of
     from simmoe.live.measure.models import read_split
-    from simmoe.profiles.layer_times import write_layer_times
+    from simmoe.profiles.layer_times import WHAT, write_layer_times
     from simmoe.profiles.models import model_shape
+    from simmoe.writing import check_place
 
-    if expert_parallel and tensor_parallel == 1:
-        raise UsageError("--expert-parallel spreads experts over cards: say how many with --tensor-parallel")
+    require_cards(tensor_parallel, expert_parallel)
     _, chosen = read_split(model, split)
     shape = model_shape(chosen.config)
-    if any(k > shape.top_k for k in budgets):
-        raise UsageError(f"--budgets has {max(budgets)}; this model runs k from 1 to {shape.top_k}")
+    require_budgets(budgets, shape.top_k)
     held_shape(shape, tensor_parallel, expert_parallel)
     card.refuse_busy()
+    check_place(out, WHAT)
     ks = budgets_of(budgets, shape.top_k)
     times = time_layer_alone(chosen, ks, num_cards=tensor_parallel, expert_parallel=expert_parallel)
     write_layer_times(out, times)

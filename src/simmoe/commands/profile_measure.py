@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from simmoe.errors import MissingDependency, UsageError
+from simmoe.commands.asked_layout import require_budgets, require_cards
+from simmoe.errors import MissingDependency
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,8 @@ def measure_samples(options: MeasureOptions) -> list[str]:
 
     short, model = read_split(options.model, options.split)
     k_max = int(model.config["num_experts_per_tok"])
-    if options.budgets and not 1 <= options.budgets[-1] <= k_max:
-        raise UsageError(f"--budgets has {options.budgets[-1]}; this model runs k from 1 to {k_max}")
-    if options.expert_parallel and options.tensor_parallel == 1:
-        raise UsageError("--expert-parallel spreads experts over cards: say how many with --tensor-parallel")
+    require_budgets(options.budgets, k_max)
+    require_cards(options.tensor_parallel, options.expert_parallel)
     card.refuse_busy(options.tensor_parallel)
     folder = options.raw.with_suffix(".model")
     setup, plan = layout_of(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from simmoe.commands.asked_layout import require_cards
 from simmoe.commands.out_table import require_table_name
 from simmoe.errors import UsageError
 
@@ -66,8 +67,7 @@ def roofline(
 
     if not error and (gpu is None or model is None):
         raise UsageError("name the card and the model: --gpu NAME --model NAME (or --error, for the method's errors)")
-    if expert_parallel and tensor_parallel == 1:
-        raise UsageError("--expert-parallel spreads experts over cards: say how many with --tensor-parallel")
+    require_cards(tensor_parallel, expert_parallel)
     card = card_named(gpu) if gpu is not None else None
     read = read_model(model) if model is not None else None
     tables = [(name, load_profile(name).table) for name in profile_names()]
