@@ -52,7 +52,9 @@ class RecordedStep(NamedTuple):
         return self.sample.num_prefill_seqs + self.sample.num_decode_seqs
 
 
-def read_recording(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[RecordedStep]:
+def read_recording(
+    path: str | os.PathLike[str], captured_sizes: Sequence[int], captured_ks: Sequence[int] = ()
+) -> list[RecordedStep]:
     """Return every step of a file's recordings, in order.
 
     Ends are taken on the device where the recording has them (``device_end_s``), else when the host saw the output.
@@ -61,10 +63,13 @@ def read_recording(path: str | os.PathLike[str], captured_sizes: Sequence[int]) 
     Args:
         path: JSON lines, gzipped when the name ends in ``.gz``.
         captured_sizes: of the engine that was recorded, ascending.
+        captured_ks: budgets its graphs were captured at; a step at any other had its kernels launched one by one.
+            Empty: every budget.
     Raises:
         ProfileError: names the file, the line and what is wrong with it.
     """
     largest = captured_sizes[-1] if captured_sizes else 0
+    budgets = set(captured_ks)
     steps: list[RecordedStep] = []
     train: list[dict[str, Any]] = []
     for number, recording, step in read_rows(path):
@@ -75,7 +80,8 @@ def read_recording(path: str | os.PathLike[str], captured_sizes: Sequence[int]) 
         train = [*train[-2:], step] if follows else [step]
         seconds = _pace_s(train[-2], step) if follows else step["output_s"] - step["start_s"]
         try:
-            sample = _sample(step, seconds, largest, recording != CALIBRATION)
+            captured = _num_tokens(step) <= largest and (not budgets or step["k_exec"] in budgets)
+            sample = _sample(step, seconds, "graphs" if captured else "eager", recording != CALIBRATION)
         except ProfileError as error:
             raise ProfileError(f"'{os.fspath(path)}' line {number}: {error}") from None
         bound = _device_bound(train[-2], step) if follows else None
@@ -88,9 +94,11 @@ def read_recording(path: str | os.PathLike[str], captured_sizes: Sequence[int]) 
     return steps
 
 
-def read_recorded_steps(path: str | os.PathLike[str], captured_sizes: Sequence[int]) -> list[Sample]:
+def read_recorded_steps(
+    path: str | os.PathLike[str], captured_sizes: Sequence[int], captured_ks: Sequence[int] = ()
+) -> list[Sample]:
     """Return the samples of :func:`read_recording` of steps that followed another without a pause."""
-    return [step.sample for step in read_recording(path, captured_sizes) if step.follows]
+    return [step.sample for step in read_recording(path, captured_sizes, captured_ks) if step.follows]
 
 
 def _times(step: Mapping[str, Any]) -> LoopTimes:
@@ -137,10 +145,13 @@ def _pace_s(before: Mapping[str, Any], step: Mapping[str, Any]) -> float:
     return float(end_s - ended_s)
 
 
-def _sample(step: dict[str, Any], seconds: float, largest_captured: int, held_out: bool) -> Sample:
+def _num_tokens(step: Mapping[str, Any]) -> int:
+    return int(step["num_prefill_tokens"] + step["num_decode_seqs"])
+
+
+def _sample(step: dict[str, Any], seconds: float, mode: Mode, held_out: bool) -> Sample:
     tokens, decodes = step["num_prefill_tokens"], step["num_decode_seqs"]
     kind: Kind = "decode" if not tokens else "mixed" if decodes else "prefill"
-    mode: Mode = "graphs" if tokens + decodes <= largest_captured else "eager"
     return Sample(
         kind=kind,
         num_prefill_tokens=tokens,

@@ -62,7 +62,8 @@ class EngineSetup:
         options: dict[str, Any] = {"record_steps": True}
         graphs: dict[str, Any] = {}
         if self.captured_sizes is None or self.captured_sizes:
-            options["captured_ks"] = list(self.captured_ks)
+            # a step between the captured budgets runs at the next of them: what is recorded is what graphs take
+            options |= {"captured_ks": list(self.captured_ks), "uncaptured_k": "next"}
         else:
             graphs = {"enforce_eager": True}
         if self.captured_sizes:

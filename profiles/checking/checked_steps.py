@@ -102,7 +102,7 @@ def checked_steps(table: StepTable, paths: Iterable[str | os.PathLike[str]]) -> 
             raise ProfileError(f"the recording '{os.fspath(path)}' is named twice")
         seen.add(Path(path).resolve())
         header = _header(table, path)
-        recorded = read_recording(path, table.captured_sizes)
+        recorded = read_recording(path, table.captured_sizes, table.captured_ks)
         if not any(step.follows and step.sample.held_out for step in recorded):
             followed = any(step.follows for step in recorded)
             what = "that was kept out of the fit" if followed else "that followed another without a pause"

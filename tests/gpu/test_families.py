@@ -30,8 +30,11 @@ NUM_LAYERS = 3
 """DeepSeek-V2's first has no experts."""
 
 SIZES = (1, 2, 4, 8, 16, 64, 128, 256)
-MODES = {"piecewise": ((200,), (40,) * 6), "compiled": ((400,),)}
-"""Prompt lengths of the batches that are probed; what they decode replays whole-model graphs in both."""
+MODES = {"piecewise": ((200,), (40,) * 6), "compiled": ((400,),) * 7}
+"""Prompt lengths of the batches that are probed; what they decode replays whole-model graphs in both.
+
+As many prompts in either: where one expert is all of a token, rounding now and then picks another, and a probe is lost.
+"""
 
 
 def setups(model: Path, ks: tuple[int, ...]) -> tuple[EngineSetup, EngineSetup]:

@@ -147,6 +147,13 @@ def test_a_step_above_the_captured_sizes_ran_eagerly(tmp_path: Path) -> None:
     assert read_recorded_steps(path, [1])[0].mode == read_recorded_steps(path, [])[0].mode == "eager"
 
 
+def test_a_step_between_the_captured_budgets_ran_eagerly(tmp_path: Path) -> None:
+    """BUSY ran at 8."""
+    path = written(tmp_path, HEAD, FIRST, BUSY)
+    modes = [read_recorded_steps(path, [4], ks)[0].mode for ks in ([6, 10], [6, 8, 10], [])]
+    assert modes == ["eager", "graphs", "graphs"]
+
+
 def test_no_more_than_the_first_line_is_read_to_tell_a_recording(tmp_path: Path) -> None:
     """What follows it may be no text, or no longer there to unpack."""
     path = written(tmp_path, HEAD, {"recording": CALIBRATION}, *([FIRST, BUSY] * 20_000))

@@ -155,7 +155,7 @@ def fit(
     recordings = [path for path in raw if is_recording(path)]
     for path in recordings:
         require_same_engine(read_header(path), asdict(header), str(path), "the sample file", "fit one engine at a time")
-    recorded = [step for path in recordings for step in read_recording(path, header.captured_sizes)]
+    recorded = [step for path in recordings for step in read_recording(path, header.captured_sizes, header.captured_ks)]
     status = "synthetic" if synthetic else "measured"
     summary = summary or f"{header.model} on {header.card}"
     like = load_profile(tail_of).table if tail_of is not None else None
