@@ -44,6 +44,7 @@ class Profile:
         self.k_granularity = table.k_granularity
         self.block_size = table.block_size
         self.num_gpu_blocks = table.num_gpu_blocks
+        self.distributed_executor_backend = table.distributed_executor_backend
         # a table's is measured from the end on the device, of a step of one sequence
         update_s = table.update.base_s + table.update.per_seq_s
         self.front_end = FrontEndTimes(table.ingress_s, max(0.0, table.egress_s - update_s))

@@ -184,6 +184,12 @@ class StepTable:
     sha256: str = ""
     """Of the file's bytes, when read from one."""
 
+    @property
+    def distributed_executor_backend(self) -> str:
+        """How the engine's workers run, in vLLM's terms: 'mp', several in processes of their own; else 'uni'."""
+        engines = [*self.provenance.get("runs", []), self.provenance.get("estimate", {})]
+        return "mp" if any(engine.get("num_cards", 1) > 1 for engine in engines) else "uni"
+
     def without_graphs(self) -> StepTable:
         """Return the same engine launching kernels one by one at every size, unpadded."""
         host = {"eager": self.host["eager"]}
