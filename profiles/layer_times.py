@@ -48,7 +48,8 @@ class LayerTimes:
     """One file.
 
     Raises:
-        ProfileError: a ceiling, a time or a count that is not finite and above 0, or more experts than there are.
+        ProfileError: a ceiling, a time or a count that is not finite and above 0 (no expert touched is possible where
+            each card has whole ones), or more experts than there are.
         DataError: a configuration that is not supported.
     """
 
@@ -80,7 +81,9 @@ class LayerTimes:
         experts = model_shape(self.model_config).num_experts
         for row in self.rows:
             at = f"{row.num_tokens} tokens, k {row.k}"
-            values |= {f"{name} at {at}": getattr(row, name) for name in COLUMNS}
+            # of few tokens all may have gone to experts that other cards hold
+            none_here = self.expert_parallel and row.distinct_experts == 0
+            values |= {f"{name} at {at}": getattr(row, name) for name in COLUMNS[: -1 if none_here else None]}
             if row.distinct_experts > experts:
                 raise ProfileError(f"distinct_experts at {at} is {row.distinct_experts}; a layer has {experts}")
         for name, value in values.items():

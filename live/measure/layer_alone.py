@@ -54,7 +54,7 @@ def time_layer_alone(
         card=card.query("name")[0][0],
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         versions=versions(),
-        kernel="fused_experts",
+        kernel="TritonExperts",
         **answer["ceilings"],
         rows=tuple(LayerTime(*row) for row in answer["rows"]),
         num_cards=num_cards,

@@ -3,6 +3,8 @@
 A graph runs the experts of several MoE layers once, one after the other, each on its own weights and its own random
 routing, so weights come from memory as they do in a step; a layer's time is the graph's divided by their number. Of
 several cards each times what it holds: its share of every expert, or its experts, to which a part of the routing goes.
+What runs is what an engine calls, ``TritonExperts``: vLLM's function ``fused_experts`` launches the same kernels while
+a card holds all experts, but else writes zeros for the pairs that went elsewhere, and adds them up.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def time_layers(
 def _time_point(layers: Sequence[HeldExperts], num_tokens: int, k: int) -> tuple[float, float]:
     """Return the seconds a layer, and the mean number of distinct experts its tokens were routed to."""
     import torch
-    from vllm.model_executor.layers.fused_moe import fused_moe
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
     first, num_experts = layers[0].w13, layers[0].num_experts
     hidden = torch.randn(num_tokens, first.shape[2], dtype=first.dtype, device=first.device)
@@ -89,13 +91,64 @@ def _time_point(layers: Sequence[HeldExperts], num_tokens: int, k: int) -> tuple
         for _ in layers
     ]
 
+    kernel, activation = _kernel(layers[0], k), MoEActivation.SILU
+    problem = (*first.shape[1:], k, num_experts, first.shape[0])
+    # workspaces and output, the same for all layers as in an engine
+    spaces = [
+        torch.empty(shape, dtype=first.dtype, device=first.device)
+        for shape in kernel.workspace_shapes(num_tokens, *problem, None, activation)
+    ]
+
     def run() -> None:
         for held, chosen in zip(layers, ids, strict=True):
-            options = {"global_num_experts": num_experts, "expert_map": held.expert_map}
-            fused_moe.fused_experts(hidden, held.w13, held.w2, weights, chosen, **options)
+            kernel.apply(
+                spaces[2],
+                hidden,
+                held.w13,
+                held.w2,
+                weights,
+                chosen,
+                activation,
+                num_experts,
+                held.expert_map,
+                a1q_scale=None,
+                a2_scale=None,
+                workspace13=spaces[0],
+                workspace2=spaces[1],
+                expert_tokens_meta=None,
+                apply_router_weight_on_input=False,
+            )
 
     distinct = sum(_held_here(chosen.unique(), held.expert_map) for held, chosen in zip(layers, ids, strict=True))
     return _graph_s(run) / len(layers), distinct / len(layers)
+
+
+def _kernel(held: HeldExperts, k: int) -> Any:
+    """Return vLLM's experts kernel as an engine makes it for what a card holds of a layer."""
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import (
+        FUSED_MOE_UNQUANTIZED_CONFIG,
+        FusedMoEConfig,
+        FusedMoEParallelConfig,
+        RoutingMethodType,
+    )
+    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
+
+    num_held, hidden_size, width = held.w2.shape
+    config = FusedMoEConfig(
+        num_experts=held.num_experts,
+        experts_per_token=k,
+        hidden_dim=hidden_size,
+        intermediate_size=width,
+        num_local_experts=num_held,
+        num_logical_experts=held.num_experts,
+        activation=MoEActivation.SILU,
+        device=held.w13.device,
+        routing_method=RoutingMethodType.Unspecified,
+        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),  # the expert map tells what is held
+        in_dtype=held.w13.dtype,
+    )
+    return TritonExperts(config, FUSED_MOE_UNQUANTIZED_CONFIG)
 
 
 def _held_here(experts: Any, expert_map: Any) -> int:

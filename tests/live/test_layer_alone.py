@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,14 +34,12 @@ pytestmark = [
 SECONDS = 0.004
 
 
-def experts(
-    hidden: Any, w13: Any, w2: Any, weights: Any, chosen: Any, *, global_num_experts: int, expert_map: Any
-) -> Any:
-    """Return what vLLM's function of that name does, expert by expert."""
+def experts(hidden: Any, w13: Any, w2: Any, weights: Any, chosen: Any, expert_map: Any) -> Any:
+    """Return what the experts held here make of tokens, expert by expert."""
     import torch
 
     out = torch.zeros_like(hidden)
-    for expert in range(global_num_experts):
+    for expert in chosen.unique().tolist():
         held = expert if expert_map is None else int(expert_map[expert])
         share = (weights * (chosen == expert)).sum(1, keepdim=True)
         if held >= 0:
@@ -52,7 +51,7 @@ def experts(
 @pytest.fixture
 def on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Stand in for the card; yields what was run, a result a layer and point."""
-    from vllm.model_executor.layers.fused_moe import fused_moe
+    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
     from simmoe.live.measure import layer_alone, moe_layer
 
@@ -64,7 +63,14 @@ def on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[A
         launched()
         return SECONDS
 
-    monkeypatch.setattr(fused_moe, "fused_experts", lambda *a, **kw: results.append(experts(*a, **kw)))
+    def apply(
+        self: Any, out: Any, hidden: Any, w13: Any, w2: Any, weights: Any, chosen: Any, activation: Any,
+        num_experts: int, expert_map: Any, **spaces: Any,
+    ) -> None:  # fmt: skip
+        assert activation.value == "silu" and int(chosen.max()) < num_experts
+        results.append(experts(hidden, w13, w2, weights, chosen, expert_map))
+
+    monkeypatch.setattr(TritonExperts, "apply", apply)
     monkeypatch.setattr(moe_layer, "_graph_s", graph_s)
     monkeypatch.setattr(moe_layer, "_matmul_flop_s", lambda: 7e14)
     monkeypatch.setattr(moe_layer, "_copy_byte_s", lambda: 4e12)
@@ -151,6 +157,57 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
     assert run(["profile", "layer", "--out", str(out)]) == OutputError.exit_code
     told = capsys.readouterr().err
     assert f"the layer's times to '{out}'" in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("whole_experts", [False, True])
+def test_pairs_that_went_to_another_card_cost_nothing(whole_experts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own code between its launches: what nobody wrote, here not a number, reaches no result."""
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.model_executor.layers.fused_moe.experts import triton_moe
+
+    from simmoe.live.measure import layer_alone, moe_layer
+
+    seen: dict[str, Any] = {}
+
+    def assign(chosen: Any, config: Any, tokens: int, k: int, experts: int, expert_map: Any, **options: Any) -> Any:
+        assert options["ignore_invalid_experts"] == whole_experts
+        # here[token, place] is the expert among those held, -1 for another card's
+        seen.update(chosen=chosen, here=chosen.long() if expert_map is None else expert_map[chosen.long()])
+        return None, None, None
+
+    def product(rows: Any, matrices: Any, out: Any, _: Any, __: Any, weights: Any, *___: Any, **____: Any) -> None:
+        first = weights is None  # of the two: of tokens, not of pairs, and not weighted yet
+        if first:
+            seen["hidden"] = rows
+        for token, place in (seen["here"] >= 0).nonzero().tolist():
+            row = rows[token] if first else weights[token, place] * rows[token * out.shape[1] + place]
+            out[token, place] = row @ matrices[seen["here"][token, place]].T
+
+    def add_up(rows: Any, out: Any, chosen: Any = None, expert_map: Any = None) -> None:
+        assert (expert_map is not None) == bool(rows.isnan().any()) == whole_experts
+        seen["out"] = torch.where(seen["here"][..., None] >= 0, rows, 0.0).sum(1)
+
+    def launched(run: Callable[[], None]) -> float:
+        run()
+        return SECONDS
+
+    monkeypatch.setattr(triton_moe, "tl", SimpleNamespace(float32="float32"))  # a CPU's vLLM has none
+    monkeypatch.setattr(triton_moe, "_prepare_expert_assignment", assign)
+    monkeypatch.setattr(triton_moe, "invoke_fused_moe_triton_kernel", product)
+    monkeypatch.setattr(triton_moe.ops, "moe_sum", add_up)
+    monkeypatch.setattr(moe_layer, "_graph_s", launched)
+    monkeypatch.setattr(moe_layer, "_matmul_flop_s", lambda: 7e14)
+    monkeypatch.setattr(moe_layer, "_copy_byte_s", lambda: 4e12)
+    held = layer_alone.held_experts(TINY_QWEN3_MOE, 1 + whole_experts, whole_experts, "cpu", torch.float32)
+    torch.use_deterministic_algorithms(True)  # memory that nobody wrote is not a number
+    try:
+        moe_layer.time_layers(VllmConfig(), [held], [16], [4])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    weights = torch.full(seen["chosen"].shape, 1 / 4)
+    expected = experts(seen["hidden"], held.w13, held.w2, weights, seen["chosen"], held.expert_map)
+    torch.testing.assert_close(seen["out"], expected)
 
 
 def test_shares_are_of_the_largest_budget() -> None:

@@ -59,6 +59,14 @@ def test_cards_share_the_arithmetic_and_each_reads_its_share_of_the_experts_or_t
     assert whole.bytes_moved(row) - tokens == apart.bytes_moved(row) - tokens == 2 * (wide.bytes_moved(row) - tokens)
 
 
+def test_few_tokens_may_all_have_gone_to_experts_of_another_card() -> None:
+    rows = (LayerTime(1, 1, 1e-5, 0.0),)
+    times = replace(TIMES, rows=rows, num_cards=2, expert_parallel=True)
+    assert times.bytes_moved(rows[0]) == 2 * 2 * 2048  # the token, in and out
+    with pytest.raises(ProfileError, match="distinct_experts at 1 tokens, k 1 is 0"):
+        replace(times, expert_parallel=False)
+
+
 def test_files_of_before_are_of_one_card_and_of_the_engine_that_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "layer.json"
     write_layer_times(path, TIMES)
