@@ -40,9 +40,11 @@ class RecordedStep(NamedTuple):
     device_bound: bool | None = None
     """Whether the device ran it without waiting for its launch, as the clocks of both tell; None where they do not."""
     launch_s: float | None = None
-    """On a busy engine, from when the step before last had been taken in to when this one was launched."""
+    """On a busy engine, from when the step before last had been taken in to when this one was launched; of workers of
+    their own, what they took."""
     update_s: float | None = None
-    """What it took to take it in, once the device was done with it and the next was launched."""
+    """What it took to take it in, once the device was done with it and the next was launched. Where workers of their
+    own launch: from when the device was done with it until the next but one was composed."""
     late_s: float | None = None
     """From when the device was done with the step before to when this one was launched; below 0: it was by then."""
 
@@ -53,7 +55,10 @@ class RecordedStep(NamedTuple):
 
 
 def read_recording(
-    path: str | os.PathLike[str], captured_sizes: Sequence[int], captured_ks: Sequence[int] = ()
+    path: str | os.PathLike[str],
+    captured_sizes: Sequence[int],
+    captured_ks: Sequence[int] = (),
+    distributed_executor_backend: str = "uni",
 ) -> list[RecordedStep]:
     """Return every step of a file's recordings, in order.
 
@@ -65,32 +70,39 @@ def read_recording(
         captured_sizes: of the engine that was recorded, ascending.
         captured_ks: budgets its graphs were captured at; a step at any other had its kernels launched one by one.
             Empty: every budget.
+        distributed_executor_backend: 'uni', its loop launched; 'mp', workers of their own did.
     Raises:
         ProfileError: names the file, the line and what is wrong with it.
     """
     largest = captured_sizes[-1] if captured_sizes else 0
     budgets = set(captured_ks)
+    launches_apart = distributed_executor_backend == "mp"
     steps: list[RecordedStep] = []
     train: list[dict[str, Any]] = []
+    times: list[LoopTimes] = []
     for number, recording, step in read_rows(path):
         if step is None:
-            train = []
+            train, times = [], []
             continue
         follows = bool(train) and step["start_s"] <= train[-1]["output_s"]
         train = [*train[-2:], step] if follows else [step]
+        times = [*times[-2:], _times(step, times[-1])] if follows else [_times(step)]
         seconds = _pace_s(train[-2], step) if follows else step["output_s"] - step["start_s"]
         try:
             captured = _num_tokens(step) <= largest and (not budgets or step["k_exec"] in budgets)
             sample = _sample(step, seconds, "graphs" if captured else "eager", recording != CALIBRATION)
         except ProfileError as error:
             raise ProfileError(f"'{os.fspath(path)}' line {number}: {error}") from None
-        bound = _device_bound(train[-2], step) if follows else None
-        launch_s = _times(step).launch_s(_times(train[0])) if len(train) == 3 else None
-        late_s = _times(step).late_s(_times(train[-2])) if follows else None
+        launch_s = None
+        if len(train) == 3:
+            launch_s = step.get("launch_s") if launches_apart else times[-1].launch_s(times[0])
+        late_s = times[-1].late_s(times[-2]) if follows else None
+        bound = _device_bound(train[-2], step, late_s) if follows else None
         worker_launch_s = step.get("launch_s")
         steps.append(RecordedStep(recording, sample, follows, worker_launch_s, bound, launch_s, late_s=late_s))
         if len(train) == 3:
-            steps[-3] = steps[-3]._replace(update_s=_update_s(*train))
+            update_s = times[0].turn_s(times[2]) if launches_apart else _update_s(train, times)
+            steps[-3] = steps[-3]._replace(update_s=update_s)
     return steps
 
 
@@ -101,34 +113,34 @@ def read_recorded_steps(
     return [step.sample for step in read_recording(path, captured_sizes, captured_ks) if step.follows]
 
 
-def _times(step: Mapping[str, Any]) -> LoopTimes:
+def _times(step: Mapping[str, Any], before: LoopTimes | None = None) -> LoopTimes:
     """Return when the loop and the device were done with a step, as far as it was recorded."""
-    return LoopTimes.of(*(step.get(name) for name in ("schedule_end_s", "launch_s", "device_end_s", "update_end_s")))
+    ends = step.get("schedule_end_s"), step.get("launch_s"), step.get("device_end_s"), step.get("update_end_s")
+    return LoopTimes.of(*ends, before)
 
 
-def _update_s(step: Mapping[str, Any], after: Mapping[str, Any], next_but_one: Mapping[str, Any]) -> float | None:
-    """Return what the host took to take a step in.
+def _update_s(train: Sequence[Mapping[str, Any]], times: Sequence[LoopTimes]) -> float | None:
+    """Return what the host took to take the first of three steps in.
 
     Recordings that lack the end of that show when the next but one was begun, which follows at once where the host
     waited for the device.
     """
-    times, times_after = _times(step), _times(after)
-    if times.taken_in_s is not None and times_after.launched_s is not None:
-        return times.update_s(times_after)
-    end_s = times.device_end_s
+    step, after, next_but_one = train
+    if times[0].taken_in_s is not None and times[1].launched_s is not None:
+        return times[0].update_s(times[1])
+    end_s = times[0].device_end_s
     if end_s is None or after.get("launch_s") is None or step["output_s"] - end_s >= WAITED_S:
         return None
     seconds = next_but_one["start_s"] - end_s
     return float(seconds) if seconds > 0 else None
 
 
-def _device_bound(before: Mapping[str, Any], step: Mapping[str, Any]) -> bool | None:
+def _device_bound(before: Mapping[str, Any], step: Mapping[str, Any], late_s: float | None) -> bool | None:
     """Return whether the device, busy until it began a step, ran it without waiting for its launch.
 
     A graph of a whole decode-only step begins when it is launched, the pieces of a step with prompts as they are.
     """
     ended_s, began_s, end_s = before.get("device_end_s"), step.get("device_start_s"), step.get("device_end_s")
-    late_s = _times(step).late_s(_times(before))
     if ended_s is None or began_s is None or end_s is None or late_s is None:
         return None
     if began_s - ended_s > IDLE_SHARE * (end_s - ended_s):

@@ -47,7 +47,8 @@ def residuals(table: StepTable, samples: Iterable[Sample], *, async_scheduling: 
 def recorded_residuals(table: StepTable, recorded: Sequence[RecordedStep], *, source: str) -> list[Residual]:
     """Return one row a kind of the steps that follow another and took no part in the fit, composed by the loop."""
     cost = ProfileStepCost(Surfaces.of(table), async_scheduling=True)
-    predicted = paces((step.follows, cost.parts_s(step.sample.shape)) for step in recorded)
+    parts = ((step.follows, cost.parts_s(step.sample.shape)) for step in recorded)
+    predicted = paces(parts, table.distributed_executor_backend)
     groups: dict[tuple[str, str], list[float]] = {}
     for step, predicted_s in zip(recorded, predicted, strict=True):
         if step.follows and step.sample.held_out:

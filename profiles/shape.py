@@ -35,7 +35,7 @@ class DecodeLine(NamedTuple):
     """Seconds of a decode-only step at fixed sequences and budget: ``max(floor_s, base_s + per_kv_token_s * kv)``.
 
     Evaluated in exactly this order, in floats or in float64 arrays, it equals ``step_s`` of the same shape bit for bit;
-    the simulator's fast-forward rests on it.
+    the simulator's fast-forward rests on it. Where workers of their own launch, ``floor_s`` holds ``update_s`` besides.
     """
 
     base_s: float
@@ -49,7 +49,8 @@ class DecodeLine(NamedTuple):
 
 class StepParts(NamedTuple):
     """What a step takes of the two that work on it. Under asynchronous scheduling the host's part overlaps the device's
-    of other steps, and a train of like steps is as fast as the larger of both.
+    of other steps, and a train of like steps is as fast as the larger of both; where workers in processes of their own
+    launch, as the larger of the device's part and the launch.
     """
 
     device_s: float

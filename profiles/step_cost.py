@@ -96,7 +96,9 @@ class ProfileStepCost:
         self._mixed = mixed = table.mixed_host
         self._mixed_eager = HostShare(*map(max, eager, mixed.share)) if mixed else eager
         shares = (self._full, self._piecewise, eager, self._mixed_eager, *([mixed.share] if mixed else []))
-        self._updates = {share: _within(table.update, share) for share in shares}
+        self._launches_apart = table.distributed_executor_backend == "mp"
+        within = {share: _within(table.update, share) for share in shares}
+        self._updates = dict.fromkeys(shares, table.update) if self._launches_apart else within
         self._graph_tail_s = table.graph_tail_s
         self._largest_captured = self._prefill.largest_captured
         self._k_first, self._k_last = self._prefill.ks[0], self._prefill.ks[-1]
@@ -113,7 +115,9 @@ class ProfileStepCost:
         Args:
             shape: at least one token; ``k_exec`` at least 1.
         """
-        device_s, host_s, *_ = self.parts_s(shape)
+        device_s, host_s, update_s, _ = self.parts_s(shape)
+        if self._launches_apart:  # outputs are taken in meanwhile
+            host_s -= update_s
         return device_s if device_s > host_s else host_s
 
     def parts_s(self, shape: StepShape, /) -> StepParts:
@@ -154,7 +158,8 @@ class ProfileStepCost:
         if self._host_adds:
             return StepParts(device_s + host_s)
         update = self._updates[share]
-        return StepParts(device_s, host_s, update.base_s + update.per_seq_s * (prompts + decodes))
+        update_s = update.base_s + update.per_seq_s * (prompts + decodes)
+        return StepParts(device_s, host_s + update_s if self._launches_apart else host_s, update_s)
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """Return the line a decode-only step of this many sequences follows as its KV grows."""
@@ -170,6 +175,8 @@ class ProfileStepCost:
         else:
             update = self._updates[share]
             update_s = update.base_s + update.per_seq_s * num_decode_seqs
+            if self._launches_apart:
+                host_s += update_s
             wait_s = 0.0
             if self._graph_tail_s is not None and num_decode_seqs <= self._largest_captured:
                 wait_s = max(0.0, host_s - update_s - self._graph_tail_s)

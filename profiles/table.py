@@ -145,6 +145,11 @@ ALL_PADDED = RealShare()
 NO_SHARE = HostShare(0.0, 0.0)
 
 
+def executor_of(num_cards: int) -> str:
+    """Return how vLLM runs an engine's workers: 'uni', the one in the loop's own process; 'mp', each in its own."""
+    return "mp" if num_cards > 1 else "uni"
+
+
 @dataclass(frozen=True, slots=True)
 class StepTable:
     """A whole table file."""
@@ -175,7 +180,8 @@ class StepTable:
     real_share: RealShare = ALL_PADDED
     update: HostShare = NO_SHARE
     """What the host takes, once a step is done and the next is launched, to take its tokens in before it composes the
-    next but one; within its share, 0 where it was not recorded."""
+    next but one; 0 where it was not recorded. Within its share; beside it where workers of their own launch, which
+    is all of the share then."""
     mixed_host: MixedHost | None = None
     """Where prompts and decodes of a step are launched apart and that was timed; no less than the share of prompts."""
     graph_tail_s: float | None = None
@@ -188,7 +194,7 @@ class StepTable:
     def distributed_executor_backend(self) -> str:
         """How the engine's workers run, in vLLM's terms: 'mp', several in processes of their own; else 'uni'."""
         engines = [*self.provenance.get("runs", []), self.provenance.get("estimate", {})]
-        return "mp" if any(engine.get("num_cards", 1) > 1 for engine in engines) else "uni"
+        return executor_of(max(engine.get("num_cards", 1) for engine in engines))
 
     def without_graphs(self) -> StepTable:
         """Return the same engine launching kernels one by one at every size, unpadded."""

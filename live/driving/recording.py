@@ -135,24 +135,36 @@ class _StepStarts:
         return self._began_s[position] if position >= 0 else math.nan
 
 
-def host_csv_gz(steps: Mapping[int, Sequence[StepRecord]]) -> bytes | None:
+def host_csv_gz(steps: Mapping[int, Sequence[StepRecord]], distributed_executor_backend: str = "uni") -> bytes | None:
     """Return how long the host took for each step, seconds; empty where its engine idled, or it cannot be told.
 
     ``launch_s`` is from when the step before last was taken in until the step was composed and launched; ``update_s``
     from when the device was done with it and the next was launched until it was taken in. Both are the host's own work:
-    it waits for the device between the two.
+    it waits for the device between the two. Workers of their own launch while it goes on: ``launch_s`` is theirs then,
+    and ``update_s`` the loop's, from when the device was done with the step until the next but one was composed.
 
     Args:
         steps: of each rank, in order.
+        distributed_executor_backend: 'uni', the engine's loop launches; 'mp', workers of their own do.
     Returns:
         The file, gzipped, by rank; None where no worker told when it had launched.
     """
+    launches_apart = distributed_executor_backend == "mp"
     rows: list[Sequence[str]] = [HOST_COLUMNS]
     for rank in sorted(steps):
         mine = steps[rank]
+        times: list[LoopTimes] = []
+        for step in mine:
+            times.append(_times(step, times[-1] if times else None))
         for i, step in enumerate(mine):
-            launch_s = _launch_s(mine[i - 2], step) if i >= 2 else None
-            update_s = _update_s(step, mine[i + 1]) if i + 1 < len(mine) else None
+            launch_s = update_s = None
+            if i >= 2 and _is_launched_at_once(mine[i - 2], step):
+                launch_s = step.launch_s if launches_apart else times[i].launch_s(times[i - 2])
+            if i + 1 < len(mine) and _is_busy(step, mine[i + 1]):
+                if not launches_apart:
+                    update_s = times[i].update_s(times[i + 1])
+                elif i + 2 < len(mine) and _is_launched_at_once(step, mine[i + 2]):
+                    update_s = times[i].turn_s(times[i + 2])
             seconds = ("" if value is None else f"{value:.6f}" for value in (launch_s, update_s))
             rows.append((str(step.num_prefill_seqs), *seconds))
     if not any(row[1] for row in rows[1:]):
@@ -160,18 +172,17 @@ def host_csv_gz(steps: Mapping[int, Sequence[StepRecord]]) -> bytes | None:
     return gzip.compress("".join(",".join(row) + "\n" for row in rows).encode(), mtime=0)
 
 
-def _launch_s(before_last: StepRecord, step: StepRecord) -> float | None:
-    is_busy = 0 <= step.schedule_start_s - before_last.update_end_s < _AT_ONCE_S
-    return _times(step).launch_s(_times(before_last)) if is_busy else None
+def _is_launched_at_once(before_last: StepRecord, step: StepRecord) -> bool:
+    """Whether the host composed a step as soon as it had taken in the one before last."""
+    return 0 <= step.schedule_start_s - before_last.update_end_s < _AT_ONCE_S
 
 
-def _update_s(step: StepRecord, after: StepRecord) -> float | None:
-    is_busy = after.schedule_start_s <= step.output_s
-    return _times(step).update_s(_times(after)) if is_busy else None
+def _is_busy(step: StepRecord, after: StepRecord) -> bool:
+    return after.schedule_start_s <= step.output_s
 
 
-def _times(step: StepRecord) -> LoopTimes:
-    return LoopTimes.of(step.schedule_end_s, step.launch_s, step.device_end_s, step.update_end_s)
+def _times(step: StepRecord, before: LoopTimes | None) -> LoopTimes:
+    return LoopTimes.of(step.schedule_end_s, step.launch_s, step.device_end_s, step.update_end_s, before)
 
 
 def rank_totals(

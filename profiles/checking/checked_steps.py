@@ -102,7 +102,7 @@ def checked_steps(table: StepTable, paths: Iterable[str | os.PathLike[str]]) -> 
             raise ProfileError(f"the recording '{os.fspath(path)}' is named twice")
         seen.add(Path(path).resolve())
         header = _header(table, path)
-        recorded = read_recording(path, table.captured_sizes, table.captured_ks)
+        recorded = read_recording(path, table.captured_sizes, table.captured_ks, table.distributed_executor_backend)
         if not any(step.follows and step.sample.held_out for step in recorded):
             followed = any(step.follows for step in recorded)
             what = "that was kept out of the fit" if followed else "that followed another without a pause"
@@ -123,9 +123,10 @@ def _predicted(
     predicted = [p.device_s for p in parts]
     clocked: list[Clocked | None] = [None] * len(parts)
     if async_scheduling:
-        predicted = list(paces(zip(follows, parts, strict=True)))
+        backend = table.distributed_executor_backend
+        predicted = list(paces(zip(follows, parts, strict=True), backend))
         own = [_by_clock(r, p) for r, p in zip(recorded, parts, strict=True)]
-        known = list(paces((f, o or p) for f, o, p in zip(follows, own, parts, strict=True)))
+        known = list(paces(((f, o or p) for f, o, p in zip(follows, own, parts, strict=True)), backend))
         clocked = [Clocked(s, o.host_s, p.host_s) if o else None for s, o, p in zip(known, own, parts, strict=True)]
     part = _classifier(table, async_scheduling)
     for r, shape, predicted_s, known_host in zip(recorded, shapes, predicted, clocked, strict=True):

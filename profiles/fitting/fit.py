@@ -131,7 +131,7 @@ def fit_table(
         decode_kv=tuple(zip(knots, slopes, strict=True)),
         attention=Attention(pair_s, prompt_s, 0.0, 0.0),
         host={path: HostShare(0.0, 0.0) for path in paths},
-        provenance={},
+        provenance={"runs": [asdict(head) for head, _ in runs]},
     )
     calibration = served_bound(calibrating, clock, captured)
     serving = [sample for sample, _ in calibration]
@@ -140,8 +140,6 @@ def fit_table(
     table = with_serving_contexts(with_decode_share(table, decodes.sure), served)
     table = with_decode_share(table, [*decodes.sure, *served])
     points, mixed = of("mixed"), [s for s in serving_bound if s.kind == "mixed"]
-    if header.num_cards > 1:  # clocked were the first card's launches, and the slowest card's count
-        mixed = not_held_up(mixed, [s for s in serving if s.kind == "mixed"])
     table = with_served_cells(table, prefill.shown, prefills.sure, not_held_up(points.sure, points.steps), mixed)
     apart_above = APART_ABOVE.get(header.kernels.get("attention", ""))
     table = with_host_shares(table, [*steps, *serving], clock, calibrating, apart_above)
@@ -158,7 +156,7 @@ def fit_table(
         "monotone_projection_moved_at_most": {"prefill": prefill.moved, "decode": decode.moved},
         "residuals": [row._asdict() for row in _checks(table, runs, recorded)],
     }
-    return replace(table, provenance={"runs": [asdict(head) for head, _ in runs], "fit": {**facts, **given}})
+    return replace(table, provenance={**table.provenance, "fit": {**facts, **given}})
 
 
 def _checks(table: StepTable, runs: Sequence[Run], recorded: Sequence[RecordedStep]) -> list[Residual]:

@@ -2,8 +2,9 @@
 
 It is what best explains the pace of steps. Prompts beside decodes that are launched apart are seldom the host's in
 trains of like steps, as measured points are: where the loop of a recorded engine was clocked, it is what the host took
-for them. So is how long before the end of a launch a graph can begin. All is by least absolute relative error: a host
-that stalls tells little of one that does not.
+for them. So it is of every step that workers of their own launch, one after another: a step after prompts waits for
+their launch besides its own. How long before the end of a launch a graph can begin is told by the clocks too. All is
+by least absolute relative error: a host that stalls tells little of one that does not.
 """
 
 from __future__ import annotations
@@ -70,19 +71,26 @@ def with_host_shares(
         is_apart = mixed is not None and mixed.is_apart(sample.num_prefill_tokens, sample.num_decode_seqs)
         return is_apart and launch_path(sample, table.captured_sizes) == "piecewise"
 
-    clocked = [
-        (step.num_seqs, step.launch_s + step.update_s)
-        for step in recorded
-        if apart(step.sample) and step.launch_s is not None and step.update_s is not None
-    ]
-    if len(clocked) < LEAST_STEPS:
-        clocked = []
+    launches_apart = table.distributed_executor_backend == "mp"
+    clocks: dict[str, list[tuple[int, float]]] = {path: [] for path in (*table.host, "apart")}
+    for step in recorded:
+        if step.launch_s is not None and step.update_s is not None:
+            path = "apart" if apart(step.sample) else launch_path(step.sample, table.captured_sizes)
+            host_s = step.launch_s if launches_apart else step.launch_s + step.update_s
+            clocks[path].append((step.num_seqs, host_s))
+    told = {path: np.array(times).T for path, times in clocks.items() if len(times) >= LEAST_STEPS}
     hostless = Predictor(table, async_scheduling=True)
     shares: dict[str, HostShare] = {}
     before = HostShare(0.0, 0.0)
     for path in table.host:
-        mine = [s for s in steps if launch_path(s, table.captured_sizes) == path and not (clocked and apart(s))]
-        if mine:
+        mine = [s for s in steps if launch_path(s, table.captured_sizes) == path and not ("apart" in told and apart(s))]
+        if launches_apart and path in told:
+            seqs, seconds = told[path]
+            known = before.per_seq_s
+            columns = np.ones((len(seqs), 1)) if known else np.stack([np.ones(len(seqs)), seqs], axis=1)
+            terms = least_absolute_terms(columns, known * seqs, seconds, [None] * columns.shape[1]).tolist()
+            before = HostShare(max(terms[0], before.base_s), known or terms[1])
+        elif mine:
             device = np.array([hostless.device_s(s.shape) for s in mine])
             seqs = np.array([num_seqs(s) for s in mine], dtype=np.float64)
             measured = np.array([s.median_s for s in mine])
@@ -99,10 +107,10 @@ def with_host_shares(
             found = least_absolute(predicted, measured, start).tolist()
             before = HostShare(max(found[0], before.base_s), known or found[1])
         shares[path] = before
-    if not clocked or mixed is None:
+    if "apart" not in told or mixed is None:
         return replace(table, host=shares, mixed_host=None)
     least_s, per_seq_s = shares["piecewise"]
-    seqs, seconds = np.array(clocked).T
+    seqs, seconds = told["apart"]
     (base_s,) = least_absolute_terms(np.ones((len(seqs), 1)), per_seq_s * seqs, seconds, [None]).tolist()
     mixed = mixed._replace(share=HostShare(max(base_s, least_s), per_seq_s))
     return replace(table, host=shares, mixed_host=mixed)

@@ -93,6 +93,20 @@ def test_taking_a_step_in_begins_when_the_device_is_done_and_the_next_is_launche
     assert steps[2].launch_s == pytest.approx(0.0035)
 
 
+def test_workers_of_their_own_launch_one_step_after_another_while_the_loop_goes_on(tmp_path: Path) -> None:
+    """The second is composed at 2 ms, while the workers are at the first until 6, and launched at 9."""
+    first, second = [*FIRST, 0.007, 0.005, 0.001, 0.008], [*BUSY, 0.015, 0.003, 0.002, 0.0165]
+    third = ["step", 0.0082, 0.02, 0, *BUSY[4:], 0.019, 0.002, 0.0085, 0.021]
+    fourth = ["step", 0.0166, 0.03, 0, *BUSY[4:], 0.029, 0.002, 0.0168, 0.031]
+    path = written(tmp_path, LOOP, {"recording": CALIBRATION}, first, second, third, fourth)
+    steps = read_recording(path, [4], distributed_executor_backend="mp")
+    assert steps[1].late_s == pytest.approx(0.002)  # after the device was done with the first, at 7 ms
+    assert steps[2].late_s == pytest.approx(0.011 - 0.015)  # composed at 8.5, launched from 9 on
+    assert [step.launch_s for step in steps] == [None, None, 0.002, 0.002]  # the workers' own
+    # the third is composed 1.5 ms after the device was done with the first, the fourth 1.8 after the second
+    assert [step.update_s for step in steps] == [pytest.approx(0.0015), pytest.approx(0.0018), None, None]
+
+
 def test_where_its_end_was_not_recorded_the_next_but_one_step_begins_when_a_step_was_taken_in(tmp_path: Path) -> None:
     """The second step's output came 1 ms after the device, so the host was late: only the first tells."""
     head = {**HEAD, "steps": [*COLUMNS, "device_end_s", "launch_s"]}

@@ -79,7 +79,8 @@ def test_a_step_never_gets_cheaper_by_getting_more_to_do(name: str) -> None:
 def test_a_shipped_table_is_the_fit_of_its_raw_samples(name: str) -> None:
     shipped = load_profile(name).table
     samples = read_samples(RAW / f"{name}.jsonl.gz")
-    steps = read_recording(RAW / f"{name}-recording.jsonl.gz", shipped.captured_sizes)
+    engine = shipped.captured_sizes, shipped.captured_ks, shipped.distributed_executor_backend
+    steps = read_recording(RAW / f"{name}-recording.jsonl.gz", *engine)
     fitted = shipped.provenance["fit"]
     tail_of = load_profile(fitted["graph_tail_of"]).table if "graph_tail_of" in fitted else None
     again = fit_table([samples], name, "measured", "again", steps, tail_of, fitted.get("num_gpu_blocks"))

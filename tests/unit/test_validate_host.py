@@ -125,9 +125,10 @@ def test_the_hosts_own_time_is_told_from_its_waiting_for_the_device(device_ms: t
         assert [float(row[2]) for row in rank[:-1]] == pytest.approx([update_s] * 29, abs=1e-6)
 
 
-def test_a_recording_of_the_same_steps_tells_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["uni", "mp"])
+def test_a_recording_of_the_same_steps_tells_the_same(tmp_path: Path, backend: str) -> None:
     steps = loop(0.003, 0.0005, [1e-3 * (1 + i % 7) for i in range(60)])
-    content = host_csv_gz({0: steps})
+    content = host_csv_gz({0: steps}, backend)
     assert content is not None
     rows = [line.split(",")[1:] for line in gzip.decompress(content).decode().splitlines()[1:]]
     columns = [name for name in StepRecord._fields if name != "schedule_start_s"]
@@ -136,7 +137,7 @@ def test_a_recording_of_the_same_steps_tells_the_same(tmp_path: Path) -> None:
     lines += [["step", step.schedule_start_s, *(getattr(step, name) for name in columns)] for step in steps]
     path = tmp_path / "run.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = [(step.launch_s, step.update_s) for step in read_recording(path, [])]
+    told = [(step.launch_s, step.update_s) for step in read_recording(path, [], (), backend)]
     shown = [["" if value is None else f"{value:.6f}" for value in step] for step in told]
     # a recording tells of taking a step in only where two more follow it
     assert shown[:-2] == rows[:-2]

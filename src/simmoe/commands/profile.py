@@ -143,6 +143,7 @@ def fit(
     from simmoe.profiles.recorded_steps import read_recording
     from simmoe.profiles.recording_file import is_recording, read_header
     from simmoe.profiles.samples import read_samples
+    from simmoe.profiles.table import executor_of
     from simmoe.profiles.table_file import write_table
 
     repeated = [path for place, path in enumerate(raw) if path.resolve() in {p.resolve() for p in raw[:place]}]
@@ -155,7 +156,8 @@ def fit(
     recordings = [path for path in raw if is_recording(path)]
     for path in recordings:
         require_same_engine(read_header(path), asdict(header), str(path), "the sample file", "fit one engine at a time")
-    recorded = [step for path in recordings for step in read_recording(path, header.captured_sizes, header.captured_ks)]
+    engine = header.captured_sizes, header.captured_ks, executor_of(header.num_cards)
+    recorded = [step for path in recordings for step in read_recording(path, *engine)]
     status = "synthetic" if synthetic else "measured"
     summary = summary or f"{header.model} on {header.card}"
     like = load_profile(tail_of).table if tail_of is not None else None
