@@ -39,7 +39,11 @@ def executed(
     workload = build_workload(
         WorkloadSpec(trace="azure", rate=float("inf"), requests=NUM_REQUESTS, mu=mu, sigma=sigma, seed=seed)
     )
-    engine = EngineConfig(max_num_seqs=max_num_seqs, num_gpu_blocks=kv_tokens // 16 + 1)
+    engine = EngineConfig(
+        max_num_seqs=max_num_seqs,
+        num_gpu_blocks=kv_tokens // 16 + 1,
+        distributed_executor_backend=profile.distributed_executor_backend,
+    )
     config = SimConfig(k_max=32, k_granularity=SPLITS if unsplit else 1, engine=engine)
     choice = parse_policy(policy)
     result = simulate(workload, config, profile.cost(async_scheduling=True), choice.batch, choice.route)

@@ -18,6 +18,8 @@ MAX_DELAY_S = 3600.0
 MAX_VIEWS = 1_000_000
 #: A sequence holds at least one KV block; larger ones than this are no paging.
 MAX_BLOCK_SIZE = 65_536
+#: vLLM's names: the engine's own thread runs the one worker, or workers run in processes of their own.
+EXECUTOR_BACKENDS = ("uni", "mp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class EngineConfig:
     """Reuse KV of prompts with equal leading blocks and equal budget (the trace's hash ids, salted by k)."""
     async_scheduling: bool = True
     """Compose step n+1 while step n runs (vLLM's default on a GPU): an arrival waits for one more step."""
+    distributed_executor_backend: str = "uni"
+    """Who launches steps: 'uni', the engine itself, which meanwhile can do nothing else; or 'mp', workers in processes
+    of their own, to which it sends each step without waiting (vLLM's default with tensor parallelism). Matters under
+    asynchronous scheduling alone: there the engine composes a step while the one before is launched, and takes outputs
+    in meanwhile."""
     watermark: float = 0.0
     """Share of blocks kept free when admitting while others run."""
     captured_ks: tuple[int, ...] = ()
@@ -49,6 +56,13 @@ class EngineConfig:
         object.__setattr__(self, "captured_ks", tuple(self.captured_ks))
         ascends = all(1 <= k < above for k, above in pairwise((*self.captured_ks, math.inf)))
         _require(ascends, "captured_ks", list(self.captured_ks), "ascending, from at least 1")
+        backend = self.distributed_executor_backend
+        _require(
+            backend in EXECUTOR_BACKENDS,
+            "distributed_executor_backend",
+            backend,
+            f"one of {', '.join(EXECUTOR_BACKENDS)}",
+        )
         _require(self.uncaptured_k in UNCAPTURED, "uncaptured_k", self.uncaptured_k, f"one of {', '.join(UNCAPTURED)}")
         _require(self.max_num_batched_tokens >= 1, "max_num_batched_tokens", self.max_num_batched_tokens, "at least 1")
         _require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")

@@ -3,6 +3,10 @@
 With asynchronous scheduling (vLLM's default on a GPU) two steps are under way, so that the device seldom waits for the
 host: a boundary is where the host has taken in a step's output, which it comes to once the device is done with it and
 the step after is launched. There it starts on the step already composed, composes the next but one and launches that.
+
+Where workers in processes of their own launch steps, one after another (vLLM's executor ``mp``), the host only sends
+them what it composes, and waits for no launch before it goes on.
+
 Synchronous scheduling composes and runs each step when the last one ends; the host's time is then part of the step's.
 """
 
@@ -58,6 +62,8 @@ class Engine:
         self._egress_per_token_s = front_end.egress_per_token_s
         self.lead = 2 if scheduler.config.async_scheduling else 1
         """A step is composed when the step this many places before it is taken in."""
+        self._launches = scheduler.config.distributed_executor_backend == "uni"
+        """Whether the host that composes steps also launches them."""
         self._after_compose = after_compose
         self._priority = boundary_of(scheduler.dp_rank)
         self._executing: Step | None = None
@@ -69,7 +75,9 @@ class Engine:
         self._filling = False
         """Whether the device has one step alone, and the next is composed once the host has launched that."""
         self._host_free_s = 0.0
-        """When the host has launched all that is composed, and is done with what it has taken in."""
+        """When the host has launched, or sent to workers, all that is composed, and is done with what it took in."""
+        self._launched_s = 0.0
+        """When all that is composed is launched."""
         self._device_free_s = 0.0
         """When the device has run all that is composed."""
         self._busy_since_s = 0.0
@@ -177,11 +185,13 @@ class Engine:
         return step
 
     def _launch(self, step: Step) -> None:
-        """Have the host launch a step, and the device run it once it is free and can begin.
+        """Have a step launched as soon as that can begin, and the device run it once it is free and can begin.
 
         It is done no sooner than all is launched.
         """
         start_s, device_free_s = self._host_free_s, self._device_free_s
+        if start_s < self._launched_s:  # by workers, who are at the step before
+            start_s = self._launched_s
         launched_s = start_s + step.launch_s
         start_s += step.wait_s
         if start_s < device_free_s:
@@ -190,10 +200,12 @@ class Engine:
         if end_s < launched_s:
             end_s = launched_s
         step.start_s, step.end_s = start_s, end_s
-        self._host_free_s, self._device_free_s = launched_s, end_s
+        self._launched_s, self._device_free_s = launched_s, end_s
+        if self._launches:
+            self._host_free_s = launched_s
 
     def _next_boundary_s(self) -> float:
-        """Return when the executing step's output will have been taken in, which waits for the launch of the next."""
+        """Return when the executing step's output will have been taken in, for which the host must be free."""
         step = self._executing
         assert step is not None
         return (step.end_s if step.end_s > self._host_free_s else self._host_free_s) + step.update_s
@@ -239,7 +251,8 @@ class Engine:
             return None
         k_exec = scheduler.step_ks[decodes.k_exec]
         line = scheduler.cost.decode_line(decodes.num_seqs, k_exec)
-        stretch = Stretch(step, self._composed, self._host_free_s, fit, leaves, decodes, k_exec, line)
+        workers_free_s = None if self._launches else self._launched_s
+        stretch = Stretch(step, self._composed, self._host_free_s, workers_free_s, fit, leaves, decodes, k_exec, line)
         if scheduler.waiting.by_id and scheduler.planner.wake_at_s < float("inf"):
             stretch.num_skipped = stretch.passed_before(scheduler.planner.wake_at_s)
         return stretch if stretch.num_skipped else None
@@ -288,7 +301,7 @@ class Engine:
         scheduler.skip_decodes(num_steps)
         executing = stretch.step(num_steps, last) if num_steps >= lead else last
         composed = stretch.step(num_steps + 1, last) if lead == 2 else None
-        self._host_free_s = stretch.host_free_after(num_steps)
+        self._host_free_s, self._launched_s = stretch.host_after(num_steps)
         self._device_free_s = (composed or executing).end_s
         return executing, composed
 

@@ -2,7 +2,7 @@
 
 It begins with the steps already composed, whatever they compute. Those that follow differ only in the KV they attend
 to: what they take of the device lies on the cost model's decode line, and the times at which they end are a running sum
-wherever the host keeps up. Both are computed in the order and with the operations of the step-by-step mode, so they are
+wherever the host keeps up. All are computed in the order and with the operations of the step-by-step mode, so they are
 equal to the last bit.
 """
 
@@ -31,6 +31,7 @@ class Stretch:
         "_device_ends",
         "_is_async",
         "_kv_start",
+        "_launch_begins",
         "_launch_s",
         "_line",
         "boundaries",
@@ -45,6 +46,7 @@ class Stretch:
         executing: Step,
         composed: Step | None,
         host_free_s: float,
+        workers_free_s: float | None,
         num_steady: int,
         leaves: bool,
         decodes: DecodeSet,
@@ -56,7 +58,8 @@ class Stretch:
         Args:
             executing: the step whose output comes next.
             composed: with asynchronous scheduling, the next.
-            host_free_s: when the host has launched all that is composed.
+            host_free_s: when the host has launched, or sent to workers, all that is composed.
+            workers_free_s: when workers of their own have launched it; None: the host launches.
             num_steady: boundaries to pass at which the same sequences go on, the ends of that many steps.
             leaves: whether to pass one more, at which some are composed no further.
             decodes: the sequences of every further step; must stay as they are.
@@ -77,14 +80,18 @@ class Stretch:
         """When each step ends on the device, up to where the device waits for the host, and will from there on."""
         self.boundaries: list[float] = []
         """[num_skipped + 1] when each step's output has been taken in, and the next but one is composed."""
+        self._launch_begins = self.boundaries
+        """[num_skipped + 1] when the launch of that begins; of a host that launches, the same list."""
         if composed is None:
-            self.boundaries = self._device_ends
+            self.boundaries = self._launch_begins = self._device_ends
             self._append_back_to_back(self.num_skipped + 1)
             return
         self._device_ends.append(composed.end_s)
         self.boundaries.append(max(executing.end_s, host_free_s) + executing.update_s)
+        if workers_free_s is not None:
+            self._launch_begins = [max(self.boundaries[0], workers_free_s)]
         self._append_launched(self.num_skipped + 2, composed.update_s)
-        if leaves and not self._host_waits(num_steady):
+        if leaves and workers_free_s is None and not self._host_waits(num_steady):
             self.num_skipped -= 1  # the host decides when, and has less to do once some are composed no further
 
     def _host_waits(self, position: int) -> bool:
@@ -93,41 +100,50 @@ class Stretch:
         return position + 1 < len(ends) and self.boundaries[position] + self._launch_s <= ends[position + 1]
 
     def _append_launched(self, num_steps: int, update_s: float) -> None:
-        """Add steps that are launched at the boundary two before their own.
+        """Add steps that are composed at the boundary two before their own, and launched as soon as that can begin.
 
         Args:
             num_steps: of the stretch and two more.
             update_s: of the step at position 1.
         """
-        ends, boundaries = self._device_ends, self.boundaries
+        ends, boundaries, begins = self._device_ends, self.boundaries, self._launch_begins
+        host_launches = begins is boundaries
         seqs = self._decodes.num_seqs
         base, slope, host_s, line_update_s, wait_s = self._line
         launch_s = self._launch_s
-        composed_s, before_s = boundaries[0], ends[1]
+        composed_s, begin_s, before_s = boundaries[0], begins[0], ends[1]
         kv_tokens = self._kv_start + 2 * seqs
         kv_last = self._kv_start + (num_steps - 1) * seqs
         while len(ends) < num_steps:
             device_s = base + slope * kv_tokens
             kv_tokens += seqs
-            launched_s = composed_s + launch_s
-            ready_s = composed_s + wait_s
+            launched_s = begin_s + launch_s
+            ready_s = begin_s + wait_s
             end_s = (ready_s if ready_s > before_s else before_s) + device_s
             if end_s < launched_s:
                 end_s = launched_s
             ends.append(end_s)
-            composed_s = (before_s if before_s > launched_s else launched_s) + update_s
-            boundaries.append(composed_s)
-            if composed_s + launch_s <= end_s and device_s >= host_s + MARGIN_S:
+            if host_launches:
+                begin_s = (before_s if before_s > launched_s else launched_s) + update_s
+                boundaries.append(begin_s)
+            else:
+                composed_s = (before_s if before_s > composed_s else composed_s) + update_s
+                boundaries.append(composed_s)
+                begin_s = composed_s if composed_s > launched_s else launched_s
+                begins.append(begin_s)
+            if begin_s + launch_s <= end_s and device_s >= host_s + MARGIN_S:
                 self._append_back_to_back(num_steps)
                 boundaries += [end_s + line_update_s for end_s in ends[len(boundaries) : num_steps - 1]]
+                if not host_launches:
+                    begins += boundaries[len(begins) :]
                 return
             before_s, update_s = end_s, line_update_s
-            if composed_s + wait_s >= before_s and base + slope * kv_last <= host_s - MARGIN_S:
+            if host_launches and begin_s + wait_s >= before_s and base + slope * kv_last <= host_s - MARGIN_S:
                 self._append_held_up(num_steps)
                 return
 
     def _append_held_up(self, num_steps: int) -> None:
-        """Add boundaries of steps for which the device waits: the host composes each when done with the one before."""
+        """Add boundaries of steps for which the device waits: the host launches each when done with the one before."""
         boundaries = self.boundaries
         launch_s, update_s = self._launch_s, self._line.update_s
         num_boundaries = num_steps - 1 - len(boundaries)
@@ -163,9 +179,15 @@ class Stretch:
         times[0] = now
         ends += np.add.accumulate(times, out=times)[1:].tolist()
 
-    def host_free_after(self, num_boundaries: int) -> float:
-        """Return when the host has launched all that is composed once so many boundaries, at least 1, are passed."""
-        return self.boundaries[num_boundaries - 1] + self._launch_s
+    def host_after(self, num_boundaries: int) -> tuple[float, float]:
+        """Return when the host is free, and all that is composed is launched, once so many boundaries are passed.
+
+        Args:
+            num_boundaries: at least 1.
+        """
+        composed_s, begin_s = self.boundaries[num_boundaries - 1], self._launch_begins[num_boundaries - 1]
+        launched_s = begin_s + self._launch_s
+        return launched_s if self._launch_begins is self.boundaries else composed_s, launched_s
 
     def step(self, position: int, like: Step) -> Step:
         """Return a step not composed at the start, as many waiting and running at its composition as at ``like``'s."""
@@ -191,8 +213,8 @@ class Stretch:
         if not self._is_async:
             step.start_s, step.end_s = ends[position - 1], ends[position]
             return step
-        composed_s = self.boundaries[position - 2]
-        start_s, launched_s = composed_s + wait_s, composed_s + step.launch_s
+        begin_s = self._launch_begins[position - 2]
+        start_s, launched_s = begin_s + wait_s, begin_s + step.launch_s
         if position <= len(ends) and start_s < ends[position - 1]:
             start_s = ends[position - 1]
         end_s = start_s + device_s

@@ -29,7 +29,12 @@ def saturation(experiment: Experiment, profile: Profile) -> dict[str, float]:
     sizes: Sequence[int] | None = DEFAULT_SIZES if experiment.graphs == "default" else None
     cost = profile.captured_at(sizes).cost
     ks = experiment.captured_ks or ()
-    engine = EngineConfig(num_gpu_blocks=profile.num_gpu_blocks, captured_ks=ks, uncaptured_k="next")
+    engine = EngineConfig(
+        num_gpu_blocks=profile.num_gpu_blocks,
+        distributed_executor_backend=profile.distributed_executor_backend,
+        captured_ks=ks,
+        uncaptured_k="next",
+    )
     config = SimConfig(k_max=profile.k_max, k_granularity=profile.k_granularity, engine=engine)
     spec = experiment.cells(dict.fromkeys(POLICIES, 1.0))[0].spec
     rates = {}

@@ -285,8 +285,8 @@ def _config(facts: Mapping[int, dict[str, Any]], num_ranks: int) -> dict[str, An
         first = facts[min(facts)]
         names = (
             "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "block_size", "num_gpu_blocks",
-            "enable_prefix_caching", "async_scheduling", "captured_ks", "captured_sizes", "uncaptured_k", "graph_gib",
-            "graph_memory_gib",
+            "enable_prefix_caching", "async_scheduling", "distributed_executor_backend", "captured_ks",
+            "captured_sizes", "uncaptured_k", "graph_gib", "graph_memory_gib",
         )  # fmt: skip
         config |= {"k_max": first["k_max"], "engine": {name: first[name] for name in names if name in first}}
     return config

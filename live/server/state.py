@@ -116,6 +116,7 @@ async def engine_state(engine: Any) -> dict[str, Any]:
     options, graphs = EngineOptions.of(config), await counts.captured_graphs()
     sizes = config.compilation_config.cudagraph_capture_sizes if graphs["captured_ks"] else ()
     worker = resolve_obj_by_qualname(config.parallel_config.worker_cls)
+    backend = config.parallel_config.distributed_executor_backend
     return {
         "healthy": not engine.errored,
         "num_waiting": counts.num_waiting,
@@ -130,6 +131,7 @@ async def engine_state(engine: Any) -> dict[str, Any]:
         "enable_chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
         "enable_prefix_caching": bool(config.cache_config.enable_prefix_caching),
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
+        "distributed_executor_backend": backend if isinstance(backend, str) else backend.__qualname__,
         "block_size": config.cache_config.block_size,
         "num_gpu_blocks": config.cache_config.num_gpu_blocks,
         "vocab_size": config.model_config.get_vocab_size(),

@@ -19,7 +19,7 @@ from simmoe.profiles.shape import LinearStepCost, StepCost
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import StepTable
 from simmoe.simulator.clock import Alarm, Callback, Clock
-from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
+from simmoe.simulator.config import EXECUTOR_BACKENDS, EngineConfig, FrontEndConfig, SimConfig
 from simmoe.simulator.result import SimResult
 from simmoe.simulator.scheduler import Scheduler
 from simmoe.simulator.simulation import simulate
@@ -107,12 +107,13 @@ def test_fast_forward_is_bit_equal_to_step_by_step(
     assert (fast.ranks, fast.policy_state) == (unrecorded.ranks, unrecorded.policy_state)
 
 
-@given(workloads(max_requests=4), costs(), st.sampled_from([20, 50]))
-@settings(max_examples=100)
-def test_long_stretches_are_bit_equal_too(workload: Workload, cost: LinearStepCost, times: int) -> None:
+@given(workloads(max_requests=4), costs(), st.sampled_from([20, 50]), st.sampled_from(EXECUTOR_BACKENDS))
+@settings(max_examples=200)
+def test_long_stretches_are_bit_equal_too(workload: Workload, cost: LinearStepCost, times: int, backend: str) -> None:
     """Of more steps than a loop goes through, where the host waits for the device, where it does not, and in turn."""
     longer = dataclasses.replace(workload, output_tokens=times * workload.output_tokens)
-    config = SimConfig(k_max=K_MAX, engine=EngineConfig(num_gpu_blocks=20_000), record_steps=True)
+    engine = EngineConfig(num_gpu_blocks=20_000, distributed_executor_backend=backend)
+    config = SimConfig(k_max=K_MAX, engine=engine, record_steps=True)
     fast = run(longer, config, cost, "fifo+round-robin")
     slow = run(longer, dataclasses.replace(config, fast_forward=False), cost, "fifo+round-robin")
     assert fast.steps is not None and slow.steps is not None

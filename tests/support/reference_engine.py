@@ -74,7 +74,7 @@ class ReferenceEngine:
         ]
         to_come = list(requests)
         now = 0.0
-        host_free_s = device_free_s = 0.0
+        host_free_s = workers_free_s = device_free_s = 0.0
         queue: list[Composed] = []
         while True:
             # vLLM's loop: take in what arrived; compose and launch a step; unless two are under way or nothing is to be
@@ -86,14 +86,20 @@ class ReferenceEngine:
                 step = self.compose(now)
             host_free_s = now
             if step is not None:
-                host_free_s = launched_s = now + step.parts.launch_s
-                step.start_s = max(now + step.parts.wait_s, device_free_s)
+                if self.config.distributed_executor_backend == "mp":
+                    # sent to workers, who launch it once they have launched the one before; the loop goes on
+                    begin_s = max(now, workers_free_s)
+                    launched_s = workers_free_s = begin_s + step.parts.launch_s
+                else:
+                    begin_s = now
+                    launched_s = host_free_s = begin_s + step.parts.launch_s
+                step.start_s = max(begin_s + step.parts.wait_s, device_free_s)
                 step.end_s = device_free_s = max(step.start_s + step.parts.device_s, launched_s)
                 for request in step.started:
                     request.times.setdefault("scheduled", step.start_s)
                 queue.append(step)
                 if len(queue) < lead:
-                    now = launched_s
+                    now = host_free_s
                     continue
             if not queue:
                 if not to_come:

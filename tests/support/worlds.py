@@ -9,7 +9,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from simmoe.profiles.shape import DecodeLine, LinearStepCost, StepParts, StepShape
-from simmoe.simulator.config import EngineConfig
+from simmoe.simulator.config import EXECUTOR_BACKENDS, EngineConfig
 from simmoe.traces.workload import Workload
 
 K_MAX = 8
@@ -54,6 +54,7 @@ def engine_configs(draw: st.DrawFn, /, **fixed: Any) -> EngineConfig:
         "block_size": draw(st.sampled_from([1, 2, 4])),
         "num_gpu_blocks": draw(st.integers(8, 60)),
         "async_scheduling": draw(st.booleans()),
+        "distributed_executor_backend": draw(st.sampled_from(EXECUTOR_BACKENDS)),
         "watermark": draw(st.sampled_from([0.0, 0.05])),
         "captured_ks": draw(st.sampled_from([(), (K_MAX,), (2, 3, K_MAX)])),
         "uncaptured_k": draw(st.sampled_from(["eager", "next"])),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from simmoe.cli import run as simmoe
+from simmoe.commands.deployment_options import DeploymentOptions, resolve_deployment
 from simmoe.policies.validate import call_from_json
 from simmoe.profiles.catalog import DEFAULT_PROFILE, profile_names
 from simmoe.records import read_record
@@ -111,6 +112,12 @@ def test_options_reach_the_engine(command: list[str], tmp_path: Path) -> None:
     given = {"publish_interval_s": 0.0, "num_front_ends": 2, "ingress_s": 0.5, "egress_s": 0.25}
     assert front_end.items() >= given.items()
     assert manifest["seed"] == 3 and manifest["policy"]["given"].startswith("tiers+")
+
+
+@pytest.mark.parametrize(("profile", "backend"), [("olmoe-1b-7b-h200", "uni"), ("olmoe-1b-7b-tp2-h200", "mp")])
+def test_workers_launch_where_the_profiles_engine_had_several(profile: str, backend: str) -> None:
+    engine = resolve_deployment(DeploymentOptions(profile=profile)).config.engine
+    assert engine.distributed_executor_backend == backend
 
 
 def test_another_block_size_divides_the_same_memory(command: list[str], tmp_path: Path) -> None:

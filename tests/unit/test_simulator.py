@@ -16,10 +16,11 @@ from simmoe.policies.tiers import Tiers
 from simmoe.policies.validate import call_from_json
 from simmoe.policies.views import RankView, RequestView, StepView
 from simmoe.profiles.shape import ConstantStepCost, StepCost, StepShape
-from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
+from simmoe.simulator.config import EXECUTOR_BACKENDS, EngineConfig, FrontEndConfig, SimConfig
 from simmoe.simulator.result import SimResult
 from simmoe.simulator.simulation import simulate
 from simmoe.traces.workload import Workload
+from tests.support.worlds import HostedStepCost
 
 
 def workload(*rows: tuple[float, int, int, int], hashes: list[tuple[int, ...]] | None = None) -> Workload:
@@ -103,6 +104,48 @@ def test_async_scheduling_runs_no_step_after_the_last_token() -> None:
     result = run(workload((0.0, 4, 5, 1)), async_scheduling=True)
     assert result.ranks[0].num_steps == 5
     assert result.end_s == 5.0
+
+
+#: A host that takes 5 s to launch a step with prompts, 2 s to launch another, and 1 s a sequence to take its output in;
+#: the device is done with either in 1 s, and so waits for every launch.
+LAUNCHING = HostedStepCost(launch_prompt_s=5.0, launch_decode_s=2.0, update_seq_s=1.0, base_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("backend", "starts_s", "ends_s", "first_token_s"),
+    [
+        # It launches a prompt 0 to 5 and a decode step 5 to 7, takes the prompt in 7 to 8, launches the other 8 to 13,
+        # takes the decode step in 13 to 14, launches the last step 14 to 16, and takes the other prompt in 16 to 18.
+        ("uni", [0.0, 5.0, 8.0, 14.0], [5.0, 7.0, 13.0, 16.0], [8.0, 18.0]),
+        # Workers launch 0 to 5, 5 to 7, 7 to 12 and 12 to 14. The prompt is taken in 5 to 6, the decode step 7 to 8,
+        # the other prompt, beside a second sequence, 12 to 14.
+        ("mp", [0.0, 5.0, 7.0, 12.0], [5.0, 7.0, 12.0, 14.0], [6.0, 14.0]),
+    ],
+)
+def test_workers_launch_while_the_engine_takes_outputs_in(
+    backend: str, starts_s: list[float], ends_s: list[float], first_token_s: list[float]
+) -> None:
+    load = workload((0.0, 4, 3, 1), (5.5, 4, 2, 1))
+    result = run(load, LAUNCHING, async_scheduling=True, distributed_executor_backend=backend)
+    steps = steps_of(result, "start_s", "duration_s", "num_prefill_tokens", "num_decode_tokens")
+    assert [step[2:] for step in steps] == [(4, 0), (0, 1), (4, 1), (0, 1)]
+    assert [step[0] for step in steps] == starts_s
+    assert [step[0] + step[1] for step in steps] == ends_s
+    assert result.requests["first_token_s"].tolist() == first_token_s
+
+
+@pytest.mark.parametrize(("backend", "scheduled_s"), [("uni", 5.0), ("mp", 7.0)])
+def test_an_engine_with_workers_composes_two_steps_at_once(backend: str, scheduled_s: float) -> None:
+    """A request that arrives while the first is launched is too late for the second."""
+    load = workload((0.0, 4, 9, 1), (1.0, 4, 2, 1))
+    result = run(load, LAUNCHING, async_scheduling=True, distributed_executor_backend=backend)
+    assert result.requests["scheduled_s"].tolist() == [0.0, scheduled_s]
+
+
+def test_synchronous_scheduling_is_alike_with_either_executor() -> None:
+    load = workload((0.0, 4, 9, 1), (1.0, 4, 2, 1))
+    one, other = (run(load, LAUNCHING, distributed_executor_backend=backend).requests for backend in EXECUTOR_BACKENDS)
+    assert [column.tolist() for column in one.values()] == [column.tolist() for column in other.values()]
 
 
 def test_an_arrival_at_a_boundary_enters_the_step_composed_there() -> None:
@@ -351,9 +394,16 @@ def test_captured_budgets_ascend_to_the_largest(captured_ks: tuple[int, ...], re
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("max_num_seqs", 0), ("max_num_seqs", 9999), ("block_size", 0), ("num_gpu_blocks", 1), ("watermark", 1.0)],
+    [
+        ("max_num_seqs", 0),
+        ("max_num_seqs", 9999),
+        ("block_size", 0),
+        ("num_gpu_blocks", 1),
+        ("watermark", 1.0),
+        ("distributed_executor_backend", "ray"),
+    ],
 )
-def test_engine_settings_out_of_range_are_named(setting: str, value: float) -> None:
+def test_engine_settings_out_of_range_are_named(setting: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"{setting} is {value}"):
         EngineConfig(**{setting: value})  # type: ignore[arg-type]
 

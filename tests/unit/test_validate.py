@@ -41,6 +41,26 @@ def test_engines_of_the_profiles_own_times_are_simulated_without_error(live: Pat
     assert read_record(tmp_path / "out" / "sim").manifest["config"]["engine"]["max_num_seqs"] == 20
 
 
+def test_engines_with_workers_are_simulated_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = "olmoe-1b-7b-tp2-h200"
+    run = ["run", "--profile", profile, "--rate", "20", "--requests", "40", "--record-steps"]
+    assert cli([*run, "--out", str(tmp_path / "was")]) == 0
+    record = as_live(read_record(tmp_path / "was"))
+    engine = record.manifest["config"]["engine"]
+    assert engine["distributed_executor_backend"] == "mp"
+    simulated, _ = simulate_like(record, load_profile(profile))
+    for name, column in record.requests.items():
+        np.testing.assert_array_equal(column, simulated.requests[name], err_msg=name)
+    del engine["distributed_executor_backend"]  # as of a run before engines told
+    simulated, _ = simulate_like(record, load_profile(profile))
+    assert simulated.manifest["config"]["engine"]["distributed_executor_backend"] == "uni"
+    engine["distributed_executor_backend"] = "ray"
+    live = write_record(tmp_path / "live", record)
+    assert cli(["validate", "--live", str(live), "--profile", profile, "--out", str(tmp_path / "out")]) == 3
+    said = "config.engine: distributed_executor_backend is ray; it must be one of uni, mp"
+    assert capsys.readouterr().err.count(said) == 1
+
+
 def test_a_record_without_engines_is_refused(live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = read_record(live)
     del record.manifest["config"]["engine"]

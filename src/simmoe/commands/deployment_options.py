@@ -87,6 +87,7 @@ def resolve_deployment(options: DeploymentOptions, **sim: Any) -> Deployment:
         num_gpu_blocks=num_gpu_blocks,
         enable_prefix_caching=options.prefix_caching,
         async_scheduling=options.async_scheduling,
+        distributed_executor_backend=profile.distributed_executor_backend,
     )
     front_end = FrontEndConfig(
         publish_interval_s=options.publish_interval_s,

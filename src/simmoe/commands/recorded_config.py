@@ -82,8 +82,9 @@ def _config(record: RunRecord) -> Mapping[str, Any]:
 
 
 def _engine(record: RunRecord) -> Mapping[str, Any]:
-    """Return a manifest's engine; before there was a choice, steps ran at the next captured budget."""
-    return {"uncaptured_k": "next", **(_config(record).get("engine") or {})}
+    """Return a manifest's engine; before it could tell, steps ran at the next captured budget, launched by itself."""
+    before = {"uncaptured_k": "next", "distributed_executor_backend": "uni"}
+    return {**before, **(_config(record).get("engine") or {})}
 
 
 def _built(cls: type[Config], given: Mapping[str, Any], where: str, optional: Collection[str] = ()) -> Config:
