@@ -10,7 +10,7 @@ import argparse
 import csv
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from compared import Compared, disagreements
 from pictures import draw_distributions, draw_loads
 from plan import EXPERIMENTS, FRONT_END, Cell, Experiment
 from sensitivity import executed_k, host_ratios, magnification, spread
+from tables import believed_table, cause_table, host_table, moments_table, put_into, repeat_table, table
 
 from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES
@@ -51,6 +52,8 @@ def main() -> None:
         "host": host_table(runs),
         "causes": cause_table(runs),
         "twice": repeat_table(runs),
+        "believed": believed_table(runs),
+        "moments": moments_table(runs),
     }
     print(*tables.values(), sep="\n\n")
     if arguments.page:
@@ -107,10 +110,28 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
         causes, step_ratios = find_causes(simulated, at_queue, Pairing.of(simulated, at_queue))
         growth = magnification(live, simulated, profile, front_end, believed)
         on_host, _ = simulate_like(live, profile, front_end, believed, host)
-        on_own, _ = simulate_like(live, profile, front_end, believed, host_of(folder / run, profile))
+        own_host = host_of(folder / run, profile)
+        on_own, _ = simulate_like(live, profile, front_end, believed, own_host)
+        told_of = [host_of(folder / other, believed) for other in (f"{FRONT_END}-load", run)]
+        as_believed = [simulate_like(live, believed, front_end, believed, told_of_host)[0] for told_of_host in told_of]
         apart = spread(live, hosted, front_end, believed, ratios)
-        cell = _recorded(live, experiment)
-        compared.append(Compared(cell, live, simulated, on_host, on_own, causes, step_ratios.overall, growth, apart))
+        on_own_table = with_host(profile, own_host)
+        own_moments = spread(live, on_own_table, front_end, believed, host_ratios(folder / run, on_own_table))
+        compared.append(
+            Compared(
+                cell=_recorded(live, experiment),
+                live=live,
+                simulated=simulated,
+                hosted=on_host,
+                own_host=on_own,
+                as_believed=(as_believed[0], as_believed[1]),
+                causes=causes,
+                step_ratio=step_ratios.overall,
+                magnification=growth,
+                spread=apart,
+                own_moments=own_moments,
+            )
+        )
     return disagreements(compared)
 
 
@@ -123,110 +144,6 @@ def _recorded(live: RunRecord, experiment: Experiment) -> Cell:
     saturation = (experiment.saturation or {}).get(system, 0.0) * num_ranks
     load = rate / saturation if saturation else told["load"] or math.inf
     return Cell(told["cell"], system, rate, load, given["requests"], num_ranks, spec)
-
-
-def table(runs: Sequence[Compared]) -> str:
-    """Return the Markdown table of simulated / live (error), what is beyond its limit in bold."""
-    head = ("run", "load", "mean TTFT, ms", "p99 TTFT, ms", "mean TPOT, ms", "requests/s", "executed k")
-    rows = []
-    for run in runs:
-        load = "burst" if run.offline else f"{run.cell.load:.0%}"
-        ks = f"{executed_k(run.simulated):.1f} / {executed_k(run.live):.1f}"
-        shown = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("request_throughput", "rate"))
-        rows.append((run.cell.name, load, *(_shown(run, *what) for what in shown), ks))
-    return markdown(head, rows)
-
-
-def host_table(runs: Sequence[Compared]) -> str:
-    """Return the Markdown table of errors on the host that another run told / on this one's own, and of where live lies
-    among the draws of :func:`sensitivity.spread`."""
-    head = ("run", "mean TTFT", "p99 TTFT", "mean TPOT", "requests/s", "drawn", "live")
-    shown = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("request_throughput", "rate"))
-    rows = []
-    for run in runs:
-        told, own = ({d[:2]: d.error for d in differences(record, run.live)} for record in (run.hosted, run.own_host))
-        errors = (_both(run, *what, told[what], own[what]) for what in shown)
-        judged = shown[3] if run.offline else shown[1]
-        low, high = run.spread[judged]
-        drawn = f"{low:.2f} to {high:.2f}/s" if run.offline else f"{1e3 * low:.1f} to {1e3 * high:.1f} ms"
-        rows.append((run.cell.name, *errors, drawn, _place(run.beyond(*judged))))
-    return markdown(head, rows)
-
-
-def _both(run: Compared, metric: str, statistic: str, told: float, own: float) -> str:
-    if math.isnan(told):
-        return "-"
-    return f"{_marked(run, metric, statistic, f'{told:+z.1%}', told)} / {own:+z.1%}"
-
-
-def _place(beyond: float) -> str:
-    if math.isnan(beyond):
-        return "not reported"
-    return f"{abs(beyond):.1%} {'above' if beyond > 0 else 'below'}" if beyond else "within"
-
-
-def cause_table(runs: Sequence[Compared]) -> str:
-    """Return the Markdown table of where the difference of mean TTFT comes from."""
-    head = ("run", "like steps, live", "TPOT grows by", "send lag", *CAUSES)
-    rows = [
-        (
-            run.cell.name,
-            f"{run.step_ratio - 1:+z.1%}",
-            f"{run.magnification['tpot']:.1f}",
-            f"{1e3 * run.live.manifest['send_lag']['mean_s']:.2f}",
-            *(f"{1e3 * run.causes.ttft_s[cause]:+z.1f}" for cause in CAUSES),
-        )
-        for run in runs
-    ]
-    return markdown(head, rows)
-
-
-def repeat_table(runs: Sequence[Compared]) -> str:
-    """Return the Markdown table of live runs of the same requests: how far a live run is from itself."""
-    head = ("run", "mean TTFT, ms", "p99 TTFT, ms", "mean TPOT, ms", "requests/s")
-    shown = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("request_throughput", "rate"))
-    rows = []
-    for run in runs:
-        for other in runs:
-            if other.cell.name == f"{run.cell.name}-again":
-                found = {d[:2]: d for d in differences(other.live, run.live)}
-                cells = []
-                for what in shown:
-                    scale, digits = (1.0, 2) if what[1] == "rate" else (1e3, 1)
-                    first, second, error = (getattr(found[what], name) for name in ("first", "second", "error"))
-                    cells.append(f"{scale * second:.{digits}f}, {scale * first:.{digits}f} ({error:+z.1%})")
-                rows.append((run.cell.name, *cells))
-    return markdown(head, rows)
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _shown(run: Compared, metric: str, statistic: str) -> str:
-    found = next(d for d in differences(run.simulated, run.live) if d[:2] == (metric, statistic))
-    scale, digits = (1.0, 2) if statistic == "rate" else (1e3, 1)
-    if math.isnan(found.second):
-        return f"{scale * found.first:.{digits}f} / not reported"
-    text = f"{scale * found.first:.{digits}f} / {scale * found.second:.{digits}f} ({found.error:+z.1%})"
-    return _marked(run, metric, statistic, text, found.error)
-
-
-def _marked(run: Compared, metric: str, statistic: str, text: str, error: float) -> str:
-    counts = (statistic == "rate") == run.offline
-    return f"**{text}**" if counts and abs(error) > run.limit(metric, statistic) else text
-
-
-def put_into(path: Path, tables: Mapping[str, str]) -> None:
-    """Replace, in a page, the table after each comment of such a name; names without a comment are left out."""
-    page = path.read_text()
-    for name, table in tables.items():
-        before, comment, after = page.partition(f"<!-- table: {name} -->\n\n")
-        if comment:
-            page = f"{before}{comment}{table}\n\n{after.partition(chr(10) * 2)[2]}"
-    path.write_text(page)
 
 
 def _write_csv(path: Path, runs: Sequence[Compared]) -> None:
@@ -247,16 +164,22 @@ def _row(run: Compared) -> dict[str, Any]:
         "ranks": cell.num_ranks,
     }
     row |= {"load": round(cell.load, 3), "requests": cell.requests, "seed": cell.spec.seed}
-    hosted, own = ({d[:2]: d.error for d in differences(record, run.live)} for record in (run.hosted, run.own_host))
+    hosted, own, told, told_own = (
+        {d[:2]: d.error for d in differences(record, run.live)}
+        for record in (run.hosted, run.own_host, *run.as_believed)
+    )
     for difference in differences(run.simulated, run.live):
         if difference.statistic in (*STATISTICS, "rate"):
             name = f"{difference.metric}_{difference.statistic}"
             row |= {f"{name}_simulated": f"{difference.first:.6g}", f"{name}_live": f"{difference.second:.6g}"}
             row[f"{name}_error"] = f"{difference.error:.5f}"
-            low, high = run.spread[difference[:2]]
-            row |= {f"{name}_host_error": f"{hosted[difference[:2]]:.5f}"}
-            row |= {f"{name}_own_host_error": f"{own[difference[:2]]:.5f}"}
-            row |= {f"{name}_low": f"{low:.6g}", f"{name}_high": f"{high:.6g}"}
+            what = difference[:2]
+            row |= {f"{name}_host_error": f"{hosted[what]:.5f}", f"{name}_own_host_error": f"{own[what]:.5f}"}
+            row |= {f"{name}_believed_host_error": f"{told[what]:.5f}"}
+            row |= {f"{name}_believed_own_host_error": f"{told_own[what]:.5f}"}
+            for beside, drawn in (("", run.spread), ("_own_moments", run.own_moments)):
+                low, high = drawn[what]
+                row |= {f"{name}{beside}_low": f"{low:.6g}", f"{name}{beside}_high": f"{high:.6g}"}
     row |= {"k_simulated": f"{executed_k(run.simulated):.3f}", "k_live": f"{executed_k(run.live):.3f}"}
     row |= {"k_low": f"{run.spread['k', 'mean'][0]:.3f}", "k_high": f"{run.spread['k', 'mean'][1]:.3f}"}
     row |= {f"{metric}_magnification": f"{value:.3f}" for metric, value in run.magnification.items()}

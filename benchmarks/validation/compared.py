@@ -30,6 +30,8 @@ class Compared:
     """Simulated with the host of the machine at hand instead of the profile's, as a run told that is not compared."""
     own_host: RunRecord
     """Simulated with the host as this very run had it on average: what is left is no matter of how fast it was."""
+    as_believed: tuple[RunRecord, RunRecord]
+    """On either host, with the step times that the live policies had been told in place of the profile's."""
     causes: Causes
     step_ratio: float
     """How long the live run's steps take over like ones of the simulated run."""
@@ -37,6 +39,8 @@ class Compared:
     """Growth of mean TTFT and TPOT over that of every step."""
     spread: Drawn
     """Where simulations on that host lie that differ in what no two live runs have in common."""
+    own_moments: Drawn
+    """Likewise with the host's faster and slower moments as this very run had them."""
     apart: dict[tuple[str, str], float] = field(default_factory=dict)
     """What two live runs of the same requests lie apart, relative, by (metric, statistic); empty: not known."""
 

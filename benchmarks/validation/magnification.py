@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from analyse import markdown, put_into
 from plan import EXPERIMENTS, POLICIES, Experiment
 from saturation import DEFAULT_SIZES
 from sensitivity import BIAS, FloatArray, Slower
+from tables import markdown, put_into
 
 from simmoe.analysis.metrics import request_latencies
 from simmoe.policies.registry import parse_policy

@@ -157,6 +157,37 @@ def test_a_hosts_moments_are_its_times_over_their_mean_and_stalls_are_none(
     assert sensitivity.host_ratios(folder, profile) == pytest.approx(np.delete(ratios, 5), rel=1e-6)
 
 
+def test_steps_that_take_what_the_table_says_are_no_longer_and_no_shorter(
+    module: Callable[[str], ModuleType], live: RunRecord, tmp_path: Path
+) -> None:
+    steps, profile, columns = module("steps"), load_profile(PROFILE), live.steps
+    assert columns is not None
+    cost = profile.cost()
+    names = ("num_prefill_tokens", "num_decode_tokens", "kv_tokens", "k_exec")
+    lines = ["num_prefill_seqs,launch_s,update_s"]
+    for n, decodes, kv, k in zip(*(columns[name].tolist() for name in names), strict=True):
+        parts = cost.parts_s(StepShape(n, n * (n + 1) // 2, min(n, 1), decodes, kv, k))
+        lines.append(f"{min(n, 1)},{parts.launch_s:.12f},{parts.update_s:.12f}")
+    folders = []
+    for factor in (1.0, 2.0):  # of the host's times, which the synthetic profile's device hides
+        slower = [lines[0]]
+        for line in lines[1:]:
+            prompts, launch_s, update_s = map(float, line.split(","))
+            slower.append(f"{prompts:.0f},{factor * launch_s:.12f},{factor * update_s:.12f}")
+        files = {HOST_FILE: gzip.compress("\n".join(slower).encode() + b"\n")}
+        folders.append(write_record(tmp_path / f"{factor}", replace(live, files=files)))
+    as_said, slower_host = (steps.live_steps([folder], profile) for folder in folders)
+    decode_only = as_said.num_prefill_tokens == 0
+    assert decode_only.sum() > 100
+    assert as_said.on_own_s == pytest.approx(as_said.on_table_s, rel=1e-9)
+    assert as_said.on_table_s[decode_only] == pytest.approx(as_said.live_s[decode_only], rel=1e-6)
+    assert (
+        slower_host.on_own_s >= as_said.on_own_s * (1 - 1e-9)
+    ).all() and slower_host.on_own_s.sum() > as_said.on_own_s.sum()
+    rows = steps.steps_table([as_said, slower_host]).splitlines()
+    assert rows[0].count("|") == 8 and any(row.startswith("| decode-only |") for row in rows)
+
+
 def test_how_far_a_live_run_lies_outside_of_the_draws(module: Callable[[str], ModuleType], live: RunRecord) -> None:
     profile = load_profile(PROFILE)
     simulated, _ = simulate_like(live, profile)
@@ -167,7 +198,7 @@ def test_how_far_a_live_run_lies_outside_of_the_draws(module: Callable[[str], Mo
     def beyond(low: float, high: float) -> float:
         cell = module("plan").EXPERIMENTS["keyed"].cells({"vllm": 1.0, "vllm+k": 1.0, "k-aware": 1.0})[2]
         spread = {statistic: (low * live_s, high * live_s)}
-        run = compared.Compared(cell, live, simulated, simulated, simulated, None, 1.0, {}, spread)
+        run = compared.Compared(cell, live, *[simulated] * 3, (simulated,) * 2, None, 1.0, {}, spread, {})
         return float(run.beyond(*statistic))
 
     assert beyond(0.9, 1.1) == 0
@@ -177,7 +208,7 @@ def test_how_far_a_live_run_lies_outside_of_the_draws(module: Callable[[str], Mo
 def test_a_page_gets_its_tables_and_keeps_all_else(module: Callable[[str], ModuleType], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("Before.\n\n<!-- table: keyed host -->\n\n| old |\n| --- |\n| row |\n\nAfter.\n\nEnd.\n")
-    module("analyse").put_into(page, {"keyed host": "| new |", "keyed results": "| nowhere |"})
+    module("tables").put_into(page, {"keyed host": "| new |", "keyed results": "| nowhere |"})
     assert page.read_text() == "Before.\n\n<!-- table: keyed host -->\n\n| new |\n\nAfter.\n\nEnd.\n"
 
 
@@ -197,7 +228,9 @@ def test_the_page_is_of_the_shipped_profile_and_a_run_simulated_again_gives_its_
     """One run of each experiment, the plain simulation: what the tables rest on besides takes minutes."""
     page = (ROOT / "docs" / "validation.md").read_text()
     analyse, compared, plan = module("analyse"), module("compared"), module("plan")
-    for name, run in (("keyed", "vllm-25"), ("default-graphs", "k-aware-50")):
+    runs = {"keyed": "vllm-25", "default-graphs": "k-aware-50", "deepseek": "vllm-25", "repeated": "k-aware-70-again"}
+    assert runs.keys() == plan.EXPERIMENTS.keys()
+    for name, run in runs.items():
         experiment, folder = plan.EXPERIMENTS[name], ROOT / "docs" / "results" / "validation" / name
         profile = load_profile(experiment.profile)
         assert f"the profile with SHA-256 {profile.sha256[:8]};" in page, "make the page's tables anew, by analyse.py"
@@ -218,8 +251,8 @@ def test_the_page_is_of_the_shipped_profile_and_a_run_simulated_again_gives_its_
             assert (ours, theirs) == pytest.approx((difference.first, difference.second), rel=1e-5), statistic
             assert error == pytest.approx(difference.error, abs=1e-5), statistic
         cell = analyse._recorded(live, experiment)
-        alone = compared.Compared(cell, live, simulated, simulated, simulated, None, 1.0, {}, {})
-        (printed,) = analyse.table([alone]).splitlines()[2:]
+        alone = compared.Compared(cell, live, *[simulated] * 3, (simulated,) * 2, None, 1.0, {}, {}, {})
+        (printed,) = module("tables").table([alone]).splitlines()[2:]
         _, _, table = page.partition(f"<!-- table: {name} results -->")
         (shown,) = (line for line in table.partition("<!--")[0].splitlines() if line.startswith(f"| {run} |"))
         assert shown == printed
