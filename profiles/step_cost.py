@@ -155,11 +155,11 @@ class ProfileStepCost:
         else:
             share = self._piecewise if captured else self._eager
         host_s = share.base_s + share.per_seq_s * (prompts + decodes)
-        if self._host_adds:
-            return StepParts(device_s + host_s)
         update = self._updates[share]
         update_s = update.base_s + update.per_seq_s * (prompts + decodes)
-        return StepParts(device_s, host_s + update_s if self._launches_apart else host_s, update_s)
+        if self._launches_apart:
+            host_s += update_s
+        return StepParts(device_s + host_s) if self._host_adds else StepParts(device_s, host_s, update_s)
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """Return the line a decode-only step of this many sequences follows as its KV grows."""
@@ -170,13 +170,13 @@ class ProfileStepCost:
         share = self._full if num_decode_seqs <= self._largest_captured else self._eager
         host_s = share.base_s + share.per_seq_s * num_decode_seqs
         slope_s = self._kv_slope_s(num_decode_seqs)
+        update = self._updates[share]
+        update_s = update.base_s + update.per_seq_s * num_decode_seqs
+        if self._launches_apart:
+            host_s += update_s
         if self._host_adds:
             line = DecodeLine(device_s + host_s, slope_s, 0.0)
         else:
-            update = self._updates[share]
-            update_s = update.base_s + update.per_seq_s * num_decode_seqs
-            if self._launches_apart:
-                host_s += update_s
             wait_s = 0.0
             if self._graph_tail_s is not None and num_decode_seqs <= self._largest_captured:
                 wait_s = max(0.0, host_s - update_s - self._graph_tail_s)
