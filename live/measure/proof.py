@@ -92,19 +92,28 @@ def distances(measured: dict[int, FloatArray], reference: dict[int, FloatArray])
 def verdict(measured: dict[int, FloatArray], reference: dict[int, FloatArray]) -> tuple[bool, str]:
     """Return whether every k named is the k that ran, and a line that says what was seen.
 
-    Rounding in bfloat16 sets every distance a floor, so neighbouring budgets differ little; but the probes' mean must
-    lie nearest to the k named, for each k, and so must at least 95 in 100 of all single probes.
+    Rounding in bfloat16 sets every distance a floor, so neighbouring budgets differ little. Now and then it picks
+    another expert: at k = 1, where one expert is all of a token, such a probe lies as far from the logits of its own k
+    as from any other's, and tells nothing. So most probes of each k must lie nearest to the k named, and nearer than
+    any other k's logits do; and of all probes at most 5 in 100 may be another k's, nearer to its logits than half of
+    what lies between both.
     """
     table = distances(measured, reference)
     columns = np.array([list(reference).index(k) for k in measured])
-    nearest = table.argmin(axis=1) == columns[:, None]
-    proved = bool((table.mean(axis=2).argmin(axis=1) == columns).all() and nearest.mean() >= 0.95)
-    own = np.array([table[i, column].mean() for i, column in enumerate(columns)])
+    is_other = np.arange(len(reference))[None, :, None] != columns[:, None, None]
+    own = np.take_along_axis(table, columns[:, None, None], axis=1)[:, 0]  # [measured k, probe]
+    between = distances(reference, reference)
+    to_own, from_own = (
+        between.swapaxes(0, 1)[columns],
+        between[columns],
+    )  # relative to the named k's, and to the other's
+    told = (table.argmin(axis=1) == columns[:, None]) & (own < np.where(is_other, to_own, np.inf).min(axis=1))
+    others = ((table < from_own / 2) & is_other).any(axis=1)
     seen = (
-        f"{nearest.sum()} of {nearest.size} probes nearest to the eager logits of the k named, "
-        f"of k in {list(reference)}; mean relative distance to them at most {own.max():.4f}"
+        f"{told.sum()} of {told.size} probes nearest to the eager logits of the k named, of k in {list(reference)}, "
+        f"{others.sum()} at another's; median relative distance to them at most {np.median(own, axis=1).max():.4f}"
     )
-    return proved, seen
+    return bool((told.mean(axis=1) > 0.5).all() and others.mean() <= 0.05), seen
 
 
 def save(logits: dict[str, dict[int, FloatArray]], path: Any) -> None:
