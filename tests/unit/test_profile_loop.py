@@ -24,6 +24,9 @@ SECONDS = st.floats(1e-4, 0.1)
 FRACTION = st.floats(0, 1)
 
 
+BACKENDS = st.sampled_from(["uni", "mp"])
+
+
 @given(SECONDS, SECONDS, FRACTION, FRACTION)
 def test_in_a_train_of_like_steps_each_takes_the_longer_of_device_and_host(
     device_s: float, host_s: float, update: float, wait: float
@@ -31,6 +34,18 @@ def test_in_a_train_of_like_steps_each_takes_the_longer_of_device_and_host(
     parts = StepParts(device_s, host_s, update * host_s, wait * (1 - update) * host_s)
     train = list(paces((i > 0, parts) for i in range(50)))
     assert train[-1] == pytest.approx(max(device_s, host_s))
+
+
+@given(SECONDS, SECONDS, FRACTION, FRACTION)
+def test_workers_of_their_own_launch_a_train_while_the_loop_takes_it_in(
+    device_s: float, launch_s: float, update: float, wait: float
+) -> None:
+    """Two steps are under way: what the loop takes in of either may last as long as the other runs."""
+    parts = StepParts(device_s, launch_s + (update_s := update * device_s), update_s, wait * launch_s)
+    paced = list(paces(((i > 0, parts) for i in range(400)), "mp"))[200:]
+    least_s = max(device_s, launch_s)
+    assert np.mean(paced) >= least_s * (1 - 1e-9)
+    assert np.mean(paced) <= max(least_s, (device_s + update_s + launch_s) / 2) * (1 + 1e-9)
 
 
 def test_a_launch_runs_ahead_of_a_long_step_and_is_late_after_a_short_one() -> None:
@@ -43,6 +58,20 @@ def test_a_launch_runs_ahead_of_a_long_step_and_is_late_after_a_short_one() -> N
     assert found == pytest.approx([10e-3, 10e-3, 10e-3, 21e-3, 11e-3, 10e-3])
 
 
+def test_workers_of_their_own_launch_what_is_composed_while_they_are_at_the_step_before() -> None:
+    """As above, but a prompt's launch holds up nothing that the loop does, and the step after is composed meanwhile."""
+    decode, prompt = StepParts(10e-3, 6e-3, 1e-3), StepParts(12e-3, 31e-3, 1e-3)
+    steps = [decode] * 3 + [prompt] + [decode] * 2
+    found = list(paces(zip([False, True, True, True, True, True], steps, strict=True), "mp"))
+    # the second is composed at once, launched at 10, the third composed at 11; they are done at 20 and 30; the fourth
+    # is composed at 21 and launched at 51, the fifth composed at 31 and launched from 51 to 56, the sixth, composed at
+    # 52, from 56 to 61; the fifth runs from 51, when its launch begins, to 61
+    assert found == pytest.approx([10e-3, 10e-3, 10e-3, 21e-3, 10e-3, 10e-3])
+    graph = decode._replace(wait_s=4e-3)
+    found = list(paces(zip([False, True, True, True, True, True], [*steps[:4], graph, graph], strict=True), "mp"))
+    assert found == pytest.approx([10e-3, 10e-3, 10e-3, 21e-3, 14e-3, 10e-3])
+
+
 def test_a_graph_begins_nearly_when_all_is_launched() -> None:
     """As above, the fifth and sixth steps' graphs 1 ms before: the fifth runs from 56, the sixth is launched by 63."""
     decode, prompt = StepParts(10e-3, 6e-3, 1e-3), StepParts(12e-3, 31e-3, 1e-3)
@@ -52,19 +81,20 @@ def test_a_graph_begins_nearly_when_all_is_launched() -> None:
     assert found == pytest.approx([10e-3, 10e-3, 10e-3, 21e-3, 15e-3, 10e-3])
 
 
-@given(st.lists(st.tuples(st.booleans(), SECONDS, SECONDS, FRACTION, FRACTION), min_size=1, max_size=40))
+@given(st.lists(st.tuples(st.booleans(), SECONDS, SECONDS, FRACTION, FRACTION), min_size=1, max_size=40), BACKENDS)
 def test_no_step_is_faster_than_its_device_nor_than_the_host_of_itself_and_the_one_before_allows(
-    steps: list[tuple[bool, float, float, float, float]],
+    steps: list[tuple[bool, float, float, float, float]], backend: str
 ) -> None:
     train = [
         (follows and i > 0, StepParts(d, h, u * h, w * (1 - u) * h)) for i, (follows, d, h, u, w) in enumerate(steps)
     ]
-    found = list(paces(train))
+    found = list(paces(train, backend))
     for (follows, parts), pace in zip(train, found, strict=True):
         assert pace >= parts.device_s * (1 - 1e-9)
         if not follows:
             assert pace == pytest.approx(max(parts.wait_s + parts.device_s, parts.launch_s))
-    quicker = list(paces((follows, parts._replace(host_s=parts.update_s, wait_s=0.0)) for follows, parts in train))
+    no_launch = ((follows, parts._replace(host_s=parts.update_s, wait_s=0.0)) for follows, parts in train)
+    quicker = list(paces(no_launch, backend))
     assert sum(quicker) <= sum(found) * (1 + 1e-9)  # a faster host never makes them longer in all
 
 
@@ -86,13 +116,13 @@ class Heard(ProfileStepCost):
 ROOM = EngineConfig(max_num_seqs=16, num_gpu_blocks=5000, async_scheduling=True)
 
 
-@given(workloads(), st.integers(16, 70), tables_with_updates(), st.booleans())
+@given(workloads(), st.integers(16, 70), tables_with_updates(), st.booleans(), BACKENDS)
 @settings(max_examples=100)
 def test_the_simulators_engine_keeps_the_same_pace(
-    workload: Workload, token_budget: int, table: StepTable, apart: bool
+    workload: Workload, token_budget: int, table: StepTable, apart: bool, backend: str
 ) -> None:
     """Of requests that are all there at the start, one train: its first step follows none, the others do."""
-    engine = dataclasses.replace(ROOM, max_num_batched_tokens=token_budget)
+    engine = dataclasses.replace(ROOM, max_num_batched_tokens=token_budget, distributed_executor_backend=backend)
     if apart and "piecewise" in table.host:
         share = HostShare(*(2 * value for value in table.host["piecewise"]))
         table = dataclasses.replace(table, mixed_host=MixedHost(8, share))
@@ -103,6 +133,6 @@ def test_the_simulators_engine_keeps_the_same_pace(
     found = simulate(workload, config, cost, choice.batch, choice.route)
     assert found.steps is not None
     ends = found.steps["start_s"] + found.steps["duration_s"]
-    expected = list(paces((i > 0, parts) for i, parts in enumerate(cost.parts)))
+    expected = list(paces(((i > 0, parts) for i, parts in enumerate(cost.parts)), backend))
     assert len(ends) == len(expected)
     np.testing.assert_allclose(np.diff(ends, prepend=found.steps["start_s"][0]), expected, rtol=1e-9, atol=1e-12)
