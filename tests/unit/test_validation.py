@@ -188,6 +188,27 @@ def test_steps_that_take_what_the_table_says_are_no_longer_and_no_shorter(
     assert rows[0].count("|") == 8 and any(row.startswith("| decode-only |") for row in rows)
 
 
+@pytest.mark.parametrize("cut_s", [0.0, 0.0003])
+def test_when_requests_join_a_step_is_told_by_which_they_joined(
+    module: Callable[[str], ModuleType], live: RunRecord, tmp_path: Path, cut_s: float
+) -> None:
+    """One engine whose steps of 10 ms are composed 1 ms after the end of the one before last."""
+    rng, num_steps, update_s = np.random.default_rng(1), 2000, 0.001
+    start_s = 0.010 * np.arange(num_steps)
+    dispatched_s = np.sort(rng.uniform(0.1, start_s[-10], 5000))
+    composed_s = np.concatenate([[np.nan, np.nan], start_s[1:-1] + update_s])
+    scheduled_s = start_s[2 + np.searchsorted(composed_s[2:], dispatched_s + cut_s)]
+    ones = np.ones(num_steps)
+    steps = {"dp_rank": 0 * ones, "start_s": start_s, "duration_s": 0.010 * ones}
+    requests = {"dp_rank": np.zeros(5000), "dispatched_s": dispatched_s, "scheduled_s": scheduled_s}
+    lines = ["num_prefill_seqs,launch_s,update_s", *[f"0,0.004,{update_s}"] * num_steps]
+    (tmp_path / HOST_FILE).write_bytes(gzip.compress("\n".join(lines).encode() + b"\n"))
+    cut = module("admission").admission_cut(replace(live, steps=steps, requests=requests), tmp_path, cut_s + 0.0005)
+    assert cut.seconds == pytest.approx(cut_s, abs=2.1e-5) and cut.wrong < 0.002
+    # who came in half a millisecond of each ten joins sooner than told: of the two steps offered one is told wrongly
+    assert cut.wrong_at_least == pytest.approx(0.025, abs=0.005)
+
+
 def test_how_far_a_live_run_lies_outside_of_the_draws(module: Callable[[str], ModuleType], live: RunRecord) -> None:
     profile = load_profile(PROFILE)
     simulated, _ = simulate_like(live, profile)
