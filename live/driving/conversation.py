@@ -15,7 +15,7 @@ from typing import Any
 from simmoe.errors import LiveError
 from simmoe.live.driving.front_end import LINE_BYTES
 from simmoe.live.driving.life import Life
-from simmoe.live.engine.device_clock import DeviceTimes
+from simmoe.live.engine.device_clock import DeviceTimes, longest_launches
 from simmoe.live.engine.steps import StepRecord, TimedSteps
 from simmoe.live.server.dispatch import Counts
 from simmoe.live.server.stall import STALL_TIMEOUT_S
@@ -94,8 +94,8 @@ class Engine:
         records = [StepRecord(*row) for row in await self.call("drain_steps")]
         if not self.facts["device_clock"]:
             return records
-        times = (DeviceTimes(*row) for row in await self.call("drain_device_times", what="call_worker"))
-        return self._timed.join(records, times)
+        told = await self.call("drain_device_times", what="call_workers")
+        return self._timed.join(records, longest_launches([DeviceTimes(*row) for row in rows] for rows in told))
 
     async def call(self, method: str, *arguments: Any, what: str = "call") -> Any:
         """Call the engine's scheduler, or its worker.

@@ -12,7 +12,7 @@ lines on the inherited socket FD:
 to it: ``["send", id, prompt, output_tokens, k]``         a request
 ``["abort", id]``                                         stop one
 ``["call", id, method, arguments]``                       call the engine's scheduler
-``["call_worker", id, method, arguments]``                call the engine's first worker
+``["call_workers", id, method, arguments]``               call each of the engine's workers
 from it: ``["up", facts]``, ``["down", reason]``          the engine has started, or has not
 ``["counts", [num_waiting, ...], number, stalled_s]``     every PUBLISH_INTERVAL_S: ``Counts``; requests received; how
                                                           long it has had some and made no step
@@ -82,7 +82,7 @@ class FrontEnd:
                     if number in self._tasks:
                         self._tasks[number].cancel()
                 else:
-                    self._start(number, self._call(number, what == "call_worker", *rest))
+                    self._start(number, self._call(number, what == "call_workers", *rest))
         publishing.cancel()
 
     def _start(self, key: int, work: Coroutine[Any, Any, None]) -> None:
@@ -123,10 +123,10 @@ class FrontEnd:
             life.end("failed", f"{type(error).__name__}: {error}")
         self._tell("end", number, life.told())
 
-    async def _call(self, number: int, of_worker: bool, method: str, arguments: list[Any]) -> None:
+    async def _call(self, number: int, of_workers: bool, method: str, arguments: list[Any]) -> None:
         try:
-            if of_worker:
-                value = (await self._answer(self._llm.collective_rpc(method, args=tuple(arguments))))[0]
+            if of_workers:
+                value = await self._answer(self._llm.collective_rpc(method, args=tuple(arguments)))
             else:
                 core = self._llm.engine_core
                 value = await self._answer(core.call_utility_async("simmoe_scheduler", method, arguments))

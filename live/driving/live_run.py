@@ -234,7 +234,8 @@ def _result(
     record = RunRecord(requests=requests, manifest=full, steps=table if has_steps else None)
     if isinstance(target, LocalEngines):
         record.files[CLOCKS_FILE] = clocks_csv(requests["request_id"], lives, start_s)
-        host = host_csv_gz(keeper.steps)
+        engine = next(iter(keeper.facts.values()), {})
+        host = host_csv_gz(keeper.steps, engine.get("distributed_executor_backend", "uni"))
         if host is not None:
             record.files[HOST_FILE] = host
     full["counts"] = record.counts()

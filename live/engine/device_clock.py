@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +56,20 @@ class DeviceTimes(NamedTuple):
     """When it was done with forward pass and sampling."""
     launch_s: float
     """The worker's own time to launch the step."""
+
+
+def longest_launches(told: Iterable[Sequence[DeviceTimes]]) -> Iterator[DeviceTimes]:
+    """Yield the first worker's steps, each with what the slowest of all workers took to launch it: the others wait.
+
+    Args:
+        told: each worker's steps.
+    """
+    first, *others = told
+    launches_s: dict[int, float] = {}
+    for step in (step for steps in others for step in steps):
+        launches_s[step.step] = max(step.launch_s, launches_s.get(step.step, 0.0))
+    for step in first:
+        yield step._replace(launch_s=max(step.launch_s, launches_s.get(step.step, 0.0)))
 
 
 @dataclass(slots=True)

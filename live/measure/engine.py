@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from simmoe.errors import LiveError
-from simmoe.live.engine.device_clock import DeviceTimes
+from simmoe.live.engine.device_clock import DeviceTimes, longest_launches
 from simmoe.live.engine.steps import StepRecord, TimedSteps
 from simmoe.live.engine.transport import CONFIG_KEY, K_ARG
 from simmoe.profiles.weights import LOAD_FORMAT
@@ -268,20 +268,6 @@ class MeasuredEngine:
     async def _finish(stream: AsyncIterator[Any]) -> None:
         async for _ in stream:
             pass
-
-
-def longest_launches(told: Iterable[Sequence[DeviceTimes]]) -> Iterator[DeviceTimes]:
-    """Yield the first worker's steps, each with what the slowest of all workers took to launch it: the others wait.
-
-    Args:
-        told: each worker's steps.
-    """
-    first, *others = told
-    launches_s: dict[int, float] = {}
-    for step in (step for steps in others for step in steps):
-        launches_s[step.step] = max(step.launch_s, launches_s.get(step.step, 0.0))
-    for step in first:
-        yield step._replace(launch_s=max(step.launch_s, launches_s.get(step.step, 0.0)))
 
 
 def import_vllm() -> None:

@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any
 
-from simmoe.live.engine.device_clock import DeviceTimes
+from simmoe.live.engine.device_clock import DeviceTimes, longest_launches
 from simmoe.live.engine.steps import StepRecord, TimedSteps
 from simmoe.live.engine.transport import told_k_running
 
@@ -175,5 +175,5 @@ class StateEndpoint:
         records = [StepRecord(*row) for row in rows]
         if not has_device_clock:
             return records
-        times = (DeviceTimes(*row) for row in (await engine.collective_rpc("drain_device_times"))[0])
-        return self._timed.join(records, times)
+        told = await engine.collective_rpc("drain_device_times")
+        return self._timed.join(records, longest_launches([DeviceTimes(*row) for row in rows] for rows in told))

@@ -132,7 +132,7 @@ def test_calls_are_answered_and_failures_named(monkeypatch: pytest.MonkeyPatch) 
     async def run() -> None:
         async with conversation(monkeypatch) as (engine, *_):
             assert await engine.call("host_policy", {"a": 1}) == ["simmoe_scheduler", "host_policy", [{"a": 1}]]
-            assert await engine.call("clock", 3, what="call_worker") == ["clock", 3]
+            assert await engine.call("clock", 3, what="call_workers") == [["clock", 3]]
             with pytest.raises(LiveError, match="engine 0: AttributeError: no 'nothing'"):
                 await engine.call("nothing")
             assert not engine.has_gone

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simmoe.errors import LiveError, UsageError
-from simmoe.live.engine.device_clock import DeviceTimes
+from simmoe.live.engine.device_clock import DeviceTimes, longest_launches
 from simmoe.live.engine.steps import StepRecord, StepRecorder, summarise
 from simmoe.live.engine.transport import EngineOptions, request_k
-from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt, RequestTimes, longest_launches
+from simmoe.live.measure.engine import CAPTURED_KS, CAPTURED_SIZES, Prompt, RequestTimes
 from simmoe.live.measure.loads import Loads, Poisson, requests
 from simmoe.live.measure.models import OLMOE_1B_7B, split_config
 from simmoe.live.measure.plan import (
