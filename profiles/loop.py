@@ -8,7 +8,8 @@ while a long one runs, and is late after a short one.
 
 Workers in processes of their own (vLLM's executor ``mp``, as with tensor parallelism) launch steps one after another.
 The loop composes a step though the one before is still being launched, and takes one in when the device is done with
-it: a train of like steps then takes the longer of the device and the launch alone.
+it: a train of like steps then takes the longer of the device and the launch alone, unless taking in and composing last
+longer than either, as of many hundred sequences.
 """
 
 from __future__ import annotations

@@ -58,11 +58,14 @@ class LoopTimes(NamedTuple):
             return None
         return _positive(self.taken_in_s - max(self.device_end_s, after.launched_s))
 
-    def turn_s(self, next_but_one: LoopTimes) -> float | None:
-        """Return what a loop whose workers launch took, once the device was done with this step, to compose another."""
-        if self.device_end_s is None or next_but_one.composed_s is None:
+    def turn_s(self, after: LoopTimes, next_but_one: LoopTimes) -> float | None:
+        """Return what a loop whose workers launch took to take this step in and compose another.
+
+        It begins once the device is done with this step and the loop has composed the one after it.
+        """
+        if self.device_end_s is None or after.composed_s is None or next_but_one.composed_s is None:
             return None
-        return _positive(next_but_one.composed_s - self.device_end_s)
+        return _positive(next_but_one.composed_s - max(self.device_end_s, after.composed_s))
 
     def late_s(self, before: LoopTimes) -> float | None:
         """Return how much later than the device was done with the step before this one was launched; may be below 0."""

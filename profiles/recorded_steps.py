@@ -44,7 +44,7 @@ class RecordedStep(NamedTuple):
     their own, what they took."""
     update_s: float | None = None
     """What it took to take it in, once the device was done with it and the next was launched. Where workers of their
-    own launch: from when the device was done with it until the next but one was composed."""
+    own launch: from when the device was done with it and the next was composed until the next but one was."""
     late_s: float | None = None
     """From when the device was done with the step before to when this one was launched; below 0: it was by then."""
 
@@ -101,7 +101,7 @@ def read_recording(
         worker_launch_s = step.get("launch_s")
         steps.append(RecordedStep(recording, sample, follows, worker_launch_s, bound, launch_s, late_s=late_s))
         if len(train) == 3:
-            update_s = times[0].turn_s(times[2]) if launches_apart else _update_s(train, times)
+            update_s = times[0].turn_s(times[1], times[2]) if launches_apart else _update_s(train, times)
             steps[-3] = steps[-3]._replace(update_s=update_s)
     return steps
 

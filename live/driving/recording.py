@@ -141,7 +141,8 @@ def host_csv_gz(steps: Mapping[int, Sequence[StepRecord]], distributed_executor_
     ``launch_s`` is from when the step before last was taken in until the step was composed and launched; ``update_s``
     from when the device was done with it and the next was launched until it was taken in. Both are the host's own work:
     it waits for the device between the two. Workers of their own launch while it goes on: ``launch_s`` is theirs then,
-    and ``update_s`` the loop's, from when the device was done with the step until the next but one was composed.
+    and ``update_s`` the loop's, from when the device was done with the step and the next was composed until the next but
+    one was.
 
     Args:
         steps: of each rank, in order.
@@ -164,7 +165,7 @@ def host_csv_gz(steps: Mapping[int, Sequence[StepRecord]], distributed_executor_
                 if not launches_apart:
                     update_s = times[i].update_s(times[i + 1])
                 elif i + 2 < len(mine) and _is_launched_at_once(step, mine[i + 2]):
-                    update_s = times[i].turn_s(times[i + 2])
+                    update_s = times[i].turn_s(times[i + 1], times[i + 2])
             seconds = ("" if value is None else f"{value:.6f}" for value in (launch_s, update_s))
             rows.append((str(step.num_prefill_seqs), *seconds))
     if not any(row[1] for row in rows[1:]):

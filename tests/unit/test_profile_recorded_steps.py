@@ -107,6 +107,15 @@ def test_workers_of_their_own_launch_one_step_after_another_while_the_loop_goes_
     assert [step.update_s for step in steps] == [pytest.approx(0.0015), pytest.approx(0.0018), None, None]
 
 
+def test_a_loop_that_is_late_takes_a_step_in_once_it_has_composed_the_one_after(tmp_path: Path) -> None:
+    """The device is done with the first at 7 ms, while the loop still composes the second, until 9."""
+    first, second = [*FIRST, 0.007, 0.005, 0.001, 0.0095], [*BUSY, 0.015, 0.003, 0.009, 0.0165]
+    third = ["step", 0.0096, 0.02, 0, *BUSY[4:], 0.019, 0.002, 0.010, 0.021]
+    path = written(tmp_path, LOOP, {"recording": CALIBRATION}, first, second, third)
+    steps = read_recording(path, [4], distributed_executor_backend="mp")
+    assert [step.update_s for step in steps] == [pytest.approx(0.001), None, None]
+
+
 def test_where_its_end_was_not_recorded_the_next_but_one_step_begins_when_a_step_was_taken_in(tmp_path: Path) -> None:
     """The second step's output came 1 ms after the device, so the host was late: only the first tells."""
     head = {**HEAD, "steps": [*COLUMNS, "device_end_s", "launch_s"]}
