@@ -141,8 +141,8 @@ def host_csv_gz(steps: Mapping[int, Sequence[StepRecord]], distributed_executor_
     ``launch_s`` is from when the step before last was taken in until the step was composed and launched; ``update_s``
     from when the device was done with it and the next was launched until it was taken in. Both are the host's own work:
     it waits for the device between the two. Workers of their own launch while it goes on: ``launch_s`` is theirs then,
-    and ``update_s`` the loop's, from when the device was done with the step and the next was composed until the next but
-    one was.
+    and ``update_s`` the loop's, from when the device was done with the step and the next was composed until the one
+    after that was.
 
     Args:
         steps: of each rank, in order.
