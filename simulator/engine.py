@@ -62,8 +62,6 @@ class Engine:
         self._egress_per_token_s = front_end.egress_per_token_s
         self.lead = 2 if scheduler.config.async_scheduling else 1
         """A step is composed when the step this many places before it is taken in."""
-        self._launches = scheduler.config.distributed_executor_backend == "uni"
-        """Whether the host that composes steps also launches them."""
         self._after_compose = after_compose
         self._priority = boundary_of(scheduler.dp_rank)
         self._executing: Step | None = None
@@ -76,8 +74,8 @@ class Engine:
         """Whether the device has one step alone, and the next is composed once the host has launched that."""
         self._host_free_s = 0.0
         """When the host has launched, or sent to workers, all that is composed, and is done with what it took in."""
-        self._launched_s = 0.0
-        """When all that is composed is launched."""
+        self._workers_free_s = None if scheduler.config.distributed_executor_backend == "uni" else 0.0
+        """When workers of their own have launched all that is composed; None: the host launches."""
         self._device_free_s = 0.0
         """When the device has run all that is composed."""
         self._busy_since_s = 0.0
@@ -179,19 +177,20 @@ class Engine:
             step = scheduler.compose(now_s)
         self._host_free_s = now_s
         if step is not None:
-            self._launch(step)
+            if self._workers_free_s is None:
+                self._launch(step)
+            else:
+                self._send(step, self._workers_free_s)
         if self._after_compose is not None:
             self._after_compose(scheduler)
         return step
 
     def _launch(self, step: Step) -> None:
-        """Have a step launched as soon as that can begin, and the device run it once it is free and can begin.
+        """Have the host launch a step, and the device run it once it is free and can begin.
 
         It is done no sooner than all is launched.
         """
         start_s, device_free_s = self._host_free_s, self._device_free_s
-        if start_s < self._launched_s:  # by workers, who are at the step before
-            start_s = self._launched_s
         launched_s = start_s + step.launch_s
         start_s += step.wait_s
         if start_s < device_free_s:
@@ -200,9 +199,14 @@ class Engine:
         if end_s < launched_s:
             end_s = launched_s
         step.start_s, step.end_s = start_s, end_s
-        self._launched_s, self._device_free_s = launched_s, end_s
-        if self._launches:
-            self._host_free_s = launched_s
+        self._host_free_s, self._device_free_s = launched_s, end_s
+
+    def _send(self, step: Step, workers_free_s: float) -> None:
+        """Have workers launch a step once they have launched the one before, and the host go on at once."""
+        sent_s = self._host_free_s
+        self._host_free_s = max(sent_s, workers_free_s)
+        self._launch(step)
+        self._workers_free_s, self._host_free_s = self._host_free_s, sent_s
 
     def _next_boundary_s(self) -> float:
         """Return when the executing step's output will have been taken in, for which the host must be free."""
@@ -251,8 +255,9 @@ class Engine:
             return None
         k_exec = scheduler.step_ks[decodes.k_exec]
         line = scheduler.cost.decode_line(decodes.num_seqs, k_exec)
-        workers_free_s = None if self._launches else self._launched_s
-        stretch = Stretch(step, self._composed, self._host_free_s, workers_free_s, fit, leaves, decodes, k_exec, line)
+        stretch = Stretch(
+            step, self._composed, self._host_free_s, self._workers_free_s, fit, leaves, decodes, k_exec, line
+        )
         if scheduler.waiting.by_id and scheduler.planner.wake_at_s < float("inf"):
             stretch.num_skipped = stretch.passed_before(scheduler.planner.wake_at_s)
         return stretch if stretch.num_skipped else None
@@ -301,7 +306,11 @@ class Engine:
         scheduler.skip_decodes(num_steps)
         executing = stretch.step(num_steps, last) if num_steps >= lead else last
         composed = stretch.step(num_steps + 1, last) if lead == 2 else None
-        self._host_free_s, self._launched_s = stretch.host_after(num_steps)
+        launched_s = stretch.launched_after(num_steps)
+        if self._workers_free_s is None:
+            self._host_free_s = launched_s
+        else:
+            self._host_free_s, self._workers_free_s = stretch.boundaries[num_steps - 1], launched_s
         self._device_free_s = (composed or executing).end_s
         return executing, composed
 

@@ -111,7 +111,7 @@ class Stretch:
         seqs = self._decodes.num_seqs
         base, slope, host_s, line_update_s, wait_s = self._line
         launch_s = self._launch_s
-        composed_s, begin_s, before_s = boundaries[0], begins[0], ends[1]
+        begin_s, before_s = begins[0], ends[1]
         kv_tokens = self._kv_start + 2 * seqs
         kv_last = self._kv_start + (num_steps - 1) * seqs
         while len(ends) < num_steps:
@@ -127,7 +127,7 @@ class Stretch:
                 begin_s = (before_s if before_s > launched_s else launched_s) + update_s
                 boundaries.append(begin_s)
             else:
-                composed_s = (before_s if before_s > composed_s else composed_s) + update_s
+                composed_s = max(before_s, boundaries[-1]) + update_s
                 boundaries.append(composed_s)
                 begin_s = composed_s if composed_s > launched_s else launched_s
                 begins.append(begin_s)
@@ -179,15 +179,9 @@ class Stretch:
         times[0] = now
         ends += np.add.accumulate(times, out=times)[1:].tolist()
 
-    def host_after(self, num_boundaries: int) -> tuple[float, float]:
-        """Return when the host is free, and all that is composed is launched, once so many boundaries are passed.
-
-        Args:
-            num_boundaries: at least 1.
-        """
-        composed_s, begin_s = self.boundaries[num_boundaries - 1], self._launch_begins[num_boundaries - 1]
-        launched_s = begin_s + self._launch_s
-        return launched_s if self._launch_begins is self.boundaries else composed_s, launched_s
+    def launched_after(self, num_boundaries: int) -> float:
+        """Return when all that is composed is launched once so many boundaries, at least 1, are passed."""
+        return self._launch_begins[num_boundaries - 1] + self._launch_s
 
     def step(self, position: int, like: Step) -> Step:
         """Return a step not composed at the start, as many waiting and running at its composition as at ``like``'s."""

