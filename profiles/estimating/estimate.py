@@ -18,7 +18,7 @@ from simmoe.profiles.estimating.learned import UTILISATION, Learned, kv_bytes, l
 from simmoe.profiles.estimating.roofline import device_s
 from simmoe.profiles.estimating.step_work import BF16, ONE_CARD, ROUTE_ALIKE, Parallelism, card_weights
 from simmoe.profiles.models import Model, ModelShape, deciding_values, model_shape, split_config
-from simmoe.profiles.table import PATHS, Attention, Cell, GridTable, HostShare, StepTable
+from simmoe.profiles.table import NO_SHARE, PATHS, Attention, Cell, GridTable, HostShare, StepTable
 
 #: Budgets of an estimated grid: those below the model's largest, and that one.
 BUDGETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, *(2**power for power in range(6, 20)))
@@ -62,8 +62,13 @@ def estimated_table(
     kv_flops = shape.kv_token_flops * shape.num_layers / parallel.num_cards
     kv_s += kv_flops / (card.bf16_flop_s * learned.kv_compute)
     pair_s = shape.pair_flops * shape.num_layers / (card.bf16_flop_s * learned.pair_compute) / parallel.num_cards
+    # workers of several cards launch in processes of their own, and the loop takes outputs in meanwhile
+    meanwhile = learned.update if parallel.num_cards > 1 else NO_SHARE
     host = {
-        path: HostShare(fixed.base_s + launch_s * launches(shape, path), fixed.per_seq_s)
+        path: HostShare(
+            max(0.0, fixed.base_s + launch_s * launches(shape, path) - meanwhile.base_s),
+            max(0.0, fixed.per_seq_s - meanwhile.per_seq_s),
+        )
         for path, (fixed, launch_s) in learned.host.items()
     }
 

@@ -146,7 +146,7 @@ def learn_from(measured: Sequence[MeasuredModel], budgets: set[int] | None = Non
         real_share=RealShare(
             *(_mean_share(knots) for knots in zip(*(one.table.real_share for one in of_one), strict=True))
         ),
-        host={path: _host(measured, path) for path in PATHS},
+        host={path: _host(of_one, path) for path in PATHS},
         update=_mean_update([one.table.update for one in of_one]),
         reserve_bytes=max(0.0, float(np.mean([_reserve_bytes(one) for one in of_one]))),
         ingress_s=float(np.mean([one.table.ingress_s for one in of_one])),
@@ -206,20 +206,20 @@ def launches(shape: ModelShape, path: str) -> int:
     return shape.num_layers if path == "eager" else 0
 
 
-def _host(measured: Sequence[MeasuredModel], path: str) -> tuple[HostShare, float]:
+def _host(of_one: Sequence[MeasuredModel], path: str) -> tuple[HostShare, float]:
     """Return a launch path's share, as a part whatever the model and seconds a launch, both at least 0.
 
-    What a replay of one graph takes does not depend on the model; other paths take that much and their launches, as
-    tables of one card say. Nor does what sequences add; where the device takes longer a table only bounds that from
-    above, so the least of all tables is taken. Tables that have the path before's share for want of measurements tell
-    nothing, and until models of different depths tell, launches are taken to be all there is beside a replay.
+    Tables of one card tell: those of several have the launch alone. What a replay of one graph takes does not depend on
+    the model; other paths take that much and their launches. Nor does what sequences add; where the device takes longer
+    a table only bounds that from above, so the least is taken. Tables that have the path before's share for want of
+    measurements tell nothing, and until models of different depths tell, launches are taken to be all there is beside a
+    replay.
     """
     from scipy.optimize import nnls
 
-    own = [one for one in measured if path != "eager" or one.table.host[path] != one.table.host["piecewise"]]
-    per_seq_s = min(one.table.host[path].per_seq_s for one in own or measured)
-    of_one = [one for one in measured if one.parallel.num_cards == 1]
-    telling = [one for one in own if one.parallel.num_cards == 1] or of_one
+    own = [one for one in of_one if path != "eager" or one.table.host[path] != one.table.host["piecewise"]]
+    telling = own or of_one
+    per_seq_s = min(one.table.host[path].per_seq_s for one in telling)
     replay_s = float(np.mean([one.table.host["full"].base_s for one in telling]))
     if path == "full":
         return HostShare(replay_s, per_seq_s), 0.0

@@ -282,6 +282,20 @@ def test_what_passes_between_cards_is_learned_from_tables_of_several(measured: l
     assert again.host == learn_from([one]).host
 
 
+def test_workers_of_several_cards_launch_while_outputs_are_taken_in(measured: list[MeasuredModel]) -> None:
+    """What a share of one card holds of taking in stands beside the launch; tables of several cards teach no share."""
+    (one,) = measured
+    learned = learn_from([one, *several(one)])
+    assert learned.update.base_s > 0 and learned.update.per_seq_s > 0
+    for path, (fixed, _) in learned.host.items():
+        assert fixed.per_seq_s == one.table.host[path].per_seq_s
+    alone, pair = (estimate(learned, one.table, H200, OLMOE, 1, [], p) for p in (ONE_CARD, TWO_CARDS[0]))
+    assert pair.update == alone.update == learned.update
+    for path, share in pair.host.items():
+        together = share.base_s + pair.update.base_s, share.per_seq_s + pair.update.per_seq_s
+        assert together == pytest.approx(alone.host[path])
+
+
 def several(one: MeasuredModel) -> list[MeasuredModel]:
     """Return tables of two cards whose exchanges take 25 us and reach 40% of the link."""
     learned = learn_from([one])
