@@ -36,6 +36,8 @@ class GraphBanks:
         self._wrappers = wrappers
         # _banks[k] is (whole-model graphs, graphs of each wrapper)
         self._banks: dict[int, tuple[dict[Any, Any], list[dict[Any, Any]]]] = {}
+        self._selected = False  # whether the budget selected last has a bank
+        self._aside = False
 
     @property
     def captured(self) -> CapturedGraphs:
@@ -50,12 +52,21 @@ class GraphBanks:
     def select(self, k: int) -> None:
         """Point vLLM at the graphs of budget k, or at none where it has no bank."""
         bank = self._banks.get(k)
-        self._manager._graphs_captured = bank is not None  # what its dispatcher asks first
+        self._selected = bank is not None
+        self._let_find()
         if bank is None:
             return
         self._manager.graphs, pieces = bank
         for wrapper, entries in zip(self._wrappers, pieces, strict=True):
             wrapper.concrete_cudagraph_entries = entries
+
+    def leave_aside(self, aside: bool) -> None:
+        """Have steps launch their kernels one by one, whatever budgets are selected, until told otherwise."""
+        self._aside = aside
+        self._let_find()
+
+    def _let_find(self) -> None:
+        self._manager._graphs_captured = self._selected and not self._aside  # what its dispatcher asks first
 
 
 def install() -> None:

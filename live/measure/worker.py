@@ -27,9 +27,9 @@ class MeasuringWorker(TimedWorker):
 
     def set_graphs(self, on: bool) -> None:
         """Replay captured graphs, or launch kernels one by one as above the captured sizes."""
-        manager = getattr(self.model_runner, "cudagraph_manager", None)
-        if manager is not None:
-            manager._graphs_captured = on
+        banks = getattr(self.model_runner, "simmoe_banks", None)
+        if banks is not None:
+            banks.leave_aside(not on)
 
     def hold_device(self, seconds: float) -> None:
         """Let the device wait so long before each later step, while the step is launched; 0 ends it."""

@@ -72,6 +72,24 @@ def test_a_bank_a_budget_and_both_holders_switch(keyed: Any, monkeypatch: pytest
         assert not runner.dispatched(5, None), "above the largest captured size"
 
 
+def test_graphs_left_aside_stay_aside_whatever_is_selected(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof of k asks the same engine without its graphs, and points without graphs are of many budgets."""
+    from simmoe.live.measure.worker import MeasuringWorker
+
+    runner = keyed({"captured_ks": [2, 8], "graph_memory_gib": 8}, [GIB] * 9)
+    captured(runner, monkeypatch)
+    worker: Any = SimpleNamespace(model_runner=runner)
+    MeasuringWorker.set_graphs(worker, False)
+    for k in (8, 2, 3, 8):
+        runner.simmoe_banks.select(k)
+        assert not runner.dispatched(4, 1) and not runner.dispatched(4, None)
+    for k in (3, 2):
+        MeasuringWorker.set_graphs(worker, False)
+        runner.simmoe_banks.select(k)
+        MeasuringWorker.set_graphs(worker, True)
+        assert runner.dispatched(4, 1) == runner.dispatched(4, None) == ({2} if k == 2 else set())
+
+
 def test_after_capture_the_model_and_its_graphs_are_of_the_largest_budget(
     keyed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
