@@ -111,6 +111,12 @@ class Stretch:
         seqs = self._decodes.num_seqs
         base, slope, host_s, line_update_s, wait_s = self._line
         launch_s = self._launch_s
+        # Steps go back to back once the launch of one begins ahead_s before the step before ends, if each takes least_s
+        # or more. Workers of their own need not have launched it by then, only when they are sent the step after.
+        ahead_s, least_s = launch_s, host_s + MARGIN_S
+        if not host_launches:
+            ahead_s = max(wait_s, launch_s - line_update_s + MARGIN_S)
+            least_s = max(launch_s, line_update_s + wait_s) + MARGIN_S
         begin_s, before_s = begins[0], ends[1]
         kv_tokens = self._kv_start + 2 * seqs
         kv_last = self._kv_start + (num_steps - 1) * seqs
@@ -131,7 +137,7 @@ class Stretch:
                 boundaries.append(composed_s)
                 begin_s = composed_s if composed_s > launched_s else launched_s
                 begins.append(begin_s)
-            if begin_s + launch_s <= end_s and device_s >= host_s + MARGIN_S:
+            if begin_s + ahead_s <= end_s and device_s >= least_s:
                 self._append_back_to_back(num_steps)
                 boundaries += [end_s + line_update_s for end_s in ends[len(boundaries) : num_steps - 1]]
                 if not host_launches:
@@ -163,6 +169,8 @@ class Stretch:
         ends = self._device_ends
         seqs = self._decodes.num_seqs
         base, slope, floor, _, _ = self._line
+        if self._is_async:
+            floor = 0.0  # whoever asks has seen that the device waits for nobody
         kv_tokens = self._kv_start + seqs * len(ends)
         kv_end = self._kv_start + seqs * num_steps
         now = ends[-1]
