@@ -115,7 +115,7 @@ class Stretch:
         # or more. Workers of their own need not have launched it by then, only when they are sent the step after.
         ahead_s, least_s = launch_s, host_s + MARGIN_S
         if not host_launches:
-            ahead_s = max(wait_s, launch_s - line_update_s + MARGIN_S)
+            ahead_s = launch_s - line_update_s + MARGIN_S
             least_s = max(launch_s, line_update_s + wait_s) + MARGIN_S
         begin_s, before_s = begins[0], ends[1]
         kv_tokens = self._kv_start + 2 * seqs

@@ -125,20 +125,21 @@ def test_long_stretches_are_bit_equal_too(workload: Workload, cost: LinearStepCo
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 90)), min_size=1, max_size=6),
     st.tuples(*[st.integers(0, 8)] * 3, st.integers(1, 8), st.sampled_from([0.0, 0.25, 1.0])),
+    st.sampled_from([0.0, 0.0004]),
     st.sampled_from(EXECUTOR_BACKENDS),
 )
 @settings(max_examples=300)
 def test_stretches_are_bit_equal_whoever_waits_for_whom(
-    rows: list[tuple[int, int]], parts: tuple[int, int, int, int, float], backend: str
+    rows: list[tuple[int, int]], parts: tuple[int, int, int, int, float], per_pair_s: float, backend: str
 ) -> None:
-    """Launch, update and device each the longest in turn, or as long as one another."""
+    """Launch, update and device each the longest in turn, or as long as one another; prompts longer, or not."""
     launch_prompt, launch_decode, update_seq, base, wait_share = parts
     cost = HostedStepCost(0.004 * launch_prompt, 0.0005 * launch_decode, 0.00025 * update_seq, wait_share,
-                          base_s=0.0005 * base, per_pair_s=0.0, per_kv_s=1e-8)  # fmt: skip
+                          base_s=0.0005 * base, per_pair_s=per_pair_s, per_kv_s=1e-8)  # fmt: skip
     gaps, outputs = (np.array(column) for column in zip(*rows, strict=True))
     ones = np.ones_like(outputs)
     workload = Workload(
-        [str(row) for row in range(len(rows))], 0.00071 * (np.cumsum(gaps) - gaps[0]), 9 * ones, outputs, ones
+        [str(row) for row in range(len(rows))], 0.00071 * (np.cumsum(gaps) - gaps[0]), 40 * ones, outputs, ones
     )
     engine = EngineConfig(distributed_executor_backend=backend)
     config = SimConfig(k_max=K_MAX, engine=engine, record_steps=True)
