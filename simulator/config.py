@@ -111,6 +111,9 @@ class FrontEndConfig:
     egress_per_token_s: float = 0.0
     """What each token of a step adds until clients have that step's tokens: they are handed over one after the other.
     At most MAX_DELAY_S."""
+    wakeup_s: float = 0.0
+    """A rank that idles begins to compose so long after it has the request that wakes it: its process has yet to read
+    it and its loop to go on. A busy rank pays nothing. At most MAX_DELAY_S."""
 
     def __post_init__(self) -> None:
         interval = self.publish_interval_s
@@ -121,7 +124,7 @@ class FrontEndConfig:
             f"at least {MIN_PUBLISH_INTERVAL_S:g} s and finite, or 0 for always fresh",
         )
         _require(self.num_front_ends >= 1, "num_front_ends", self.num_front_ends, "at least 1")
-        for name in ("ingress_s", "egress_s", "ingress_service_s", "egress_per_token_s"):
+        for name in ("ingress_s", "egress_s", "ingress_service_s", "egress_per_token_s", "wakeup_s"):
             delay = getattr(self, name)
             _require(0 <= delay <= MAX_DELAY_S, name, delay, f"at least 0 and at most {MAX_DELAY_S:g} s")
 

@@ -60,6 +60,7 @@ class Engine:
         self.fast_forward = fast_forward
         self.log = log
         self._egress_per_token_s = front_end.egress_per_token_s
+        self._wakeup_s = front_end.wakeup_s
         self.lead = 2 if scheduler.config.async_scheduling else 1
         """A step is composed when the step this many places before it is taken in."""
         self._after_compose = after_compose
@@ -86,7 +87,7 @@ class Engine:
     # --------------------------------------------------------------------------------------------------- the outside
 
     def dispatch(self, request: SimRequest, now_s: float) -> None:
-        """Receive a request from a front end."""
+        """Receive a request from a front end; an idle rank wakes up, and who comes meanwhile joins its first step."""
         if now_s >= self._timetable.next_s:
             self._publish(now_s)
         scheduler = self.scheduler
@@ -102,7 +103,7 @@ class Engine:
                     self._set_alarm(stretch.last_boundary_s)
         scheduler.add(request)
         if self._executing is None and self._alarm is None:
-            self._set_alarm(now_s)
+            self._set_alarm(now_s + self._wakeup_s)
 
     def published(self, now_s: float) -> Counts:
         """Return the counts a front end knows at ``now_s``."""

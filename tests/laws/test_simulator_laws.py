@@ -34,6 +34,7 @@ BATCH = ("fifo", "tiers", "fixed-k", "tiers,max_wait_s=0.05")
 ROUTE = ("round-robin", "queue-aware", "vllm-0.32", "lanes")
 
 choices = st.builds(lambda batch, route: f"{batch}+{route}", st.sampled_from(BATCH), st.sampled_from(ROUTE))
+WAKEUPS_S = st.sampled_from([0.0, 0.001, 0.0023])
 front_ends = st.builds(
     FrontEndConfig,
     publish_interval_s=st.sampled_from([0.0, 0.01, 0.1]),
@@ -42,6 +43,7 @@ front_ends = st.builds(
     egress_s=st.sampled_from([0.0, 0.002]),
     ingress_service_s=st.sampled_from([0.0, 0.0007]),
     egress_per_token_s=st.sampled_from([0.0, 0.0013]),
+    wakeup_s=WAKEUPS_S,
 )
 
 
@@ -75,14 +77,14 @@ def assert_equal_tables(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-@given(workloads(), engine_configs(), costs(), st.sampled_from(["fifo", "tiers", "fixed-k"]))
+@given(workloads(), engine_configs(), costs(), st.sampled_from(["fifo", "tiers", "fixed-k"]), WAKEUPS_S)
 @settings(max_examples=300)
 def test_agrees_with_vllms_rules_read_line_by_line(
-    workload: Workload, engine: EngineConfig, cost: LinearStepCost, policy: str
+    workload: Workload, engine: EngineConfig, cost: LinearStepCost, policy: str, wakeup_s: float
 ) -> None:
-    config = SimConfig(num_ranks=1, k_max=K_MAX, engine=engine)
+    config = SimConfig(num_ranks=1, k_max=K_MAX, engine=engine, front_end=FrontEndConfig(wakeup_s=wakeup_s))
     result = run(workload, config, cost, policy)
-    reference = ReferenceEngine(engine, _batch(policy, config, cost), cost)
+    reference = ReferenceEngine(engine, _batch(policy, config, cost), cost, wakeup_s)
     expected = fates(reference.run(workload))
     assert_equal_tables({name: result.requests[name] for name in expected}, expected)
     assert result.ranks[0].num_steps == len(reference.steps)
@@ -307,7 +309,7 @@ def test_never_idle_with_admissible_work(
     workload: Workload, config: SimConfig, cost: HostedStepCost, policy: str
 ) -> None:
     """While somebody is present the device waits no longer than the host takes to take the last two outputs in, and to
-    launch a graph up to where it can begin."""
+    launch a graph up to where it can begin; or to wake up."""
     config = front_end_like(config, egress_per_token_s=0.0)  # so that a finish tells when its step was taken in
     update_seq_s, wait_s = (cost.update_seq_s, cost.wait_s) if config.engine.async_scheduling else (0.0, 0.0)
     result = run(workload, config, cost, policy)
@@ -326,7 +328,8 @@ def test_never_idle_with_admissible_work(
         # Between two steps that are further apart, nobody is present.
         for left, right in zip(can_begin, starts[1:], strict=True):
             if right > left + 1e-12:
-                assert not ((present < right - 1e-12) & (gone > left + 1e-12)).any()
+                began = right - config.front_end.wakeup_s
+                assert not ((present < began - 1e-12) & (gone > left + 1e-12)).any()
 
 
 @given(workloads(), engine_configs(async_scheduling=False), costs(), st.sampled_from(BATCH))

@@ -6,6 +6,7 @@ simulator must agree with it on every time, to the bit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +49,9 @@ class Composed:
 class ReferenceEngine:
     """One rank under vLLM's rules."""
 
-    def __init__(self, config: EngineConfig, policy: BatchPolicy, cost: StepCost) -> None:
+    def __init__(self, config: EngineConfig, policy: BatchPolicy, cost: StepCost, wakeup_s: float = 0.0) -> None:
         self.config = config
+        self.wakeup_s = wakeup_s
         self.policy = policy
         self.cost = cost
         self.free = config.num_gpu_blocks - 1
@@ -72,8 +74,8 @@ class ReferenceEngine:
                 )
             )
         ]
-        to_come = list(requests)
-        now = 0.0
+        to_come = [request for request in requests if self.accepts(request)]
+        now = -math.inf  # idle until somebody comes
         host_free_s = workers_free_s = device_free_s = 0.0
         queue: list[Composed] = []
         while True:
@@ -104,7 +106,7 @@ class ReferenceEngine:
             if not queue:
                 if not to_come:
                     return requests
-                now = to_come[0].arrival_s
+                now = to_come[0].arrival_s + self.wakeup_s  # its process reads it, and its loop goes on
                 continue
             step = queue.pop(0)
             now = max(step.end_s, host_free_s) + step.parts.update_s
@@ -116,11 +118,12 @@ class ReferenceEngine:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.config.block_size)
 
-    def enqueue(self, request: Request) -> None:
+    def accepts(self, request: Request) -> bool:
         usable = self.config.num_gpu_blocks - 1
         too_long = not self.config.enable_chunked_prefill and request.prompt > self.config.max_num_batched_tokens
-        if too_long or self.blocks_for(request.prompt + request.output - 1) > usable:
-            return
+        return not too_long and self.blocks_for(request.prompt + request.output - 1) <= usable
+
+    def enqueue(self, request: Request) -> None:
         key = getattr(self.policy, "queue_key", None)
         self.waiting.append(request)
         if key is not None:

@@ -138,7 +138,7 @@ def test_requests_take_the_memory_their_bound_names(trace: Path) -> None:
 
 def test_front_end_ranges_are_theirs() -> None:
     FrontEndConfig(publish_interval_s=MIN_PUBLISH_INTERVAL_S, ingress_s=MAX_DELAY_S, egress_s=MAX_DELAY_S)
-    FrontEndConfig(publish_interval_s=0)
+    FrontEndConfig(publish_interval_s=0, wakeup_s=MAX_DELAY_S)
     with pytest.raises(UsageError, match=r"publish_interval_s is 1e-320; it must be at least 1e-06 s"):
         FrontEndConfig(publish_interval_s=1e-320)
     with pytest.raises(UsageError, match=r"num_ranks x num_front_ends is 1200000; it must be at most 1,000,000"):

@@ -217,6 +217,24 @@ def test_a_front_end_serves_requests_one_by_one_and_hands_tokens_out_one_by_one(
     assert third_s == 5.25 + 1.0 + 0.125
 
 
+def test_an_idle_rank_wakes_up_and_a_busy_one_takes_along_what_has_come() -> None:
+    """Steps of a second, each composed as the one before ends. The first wakes the rank, the second comes as it wakes
+    and the third at the very instant that it has: all join one step. The fourth comes while that runs, the last to an
+    idle rank."""
+    front_end = FrontEndConfig(publish_interval_s=0.0, wakeup_s=0.25)
+    result = run(workload(*((at_s, 4, 1, 1) for at_s in (0.0, 0.125, 0.25, 0.375, 4.0))), front_end=front_end)
+    assert result.requests["dispatched_s"].tolist() == [0.0, 0.125, 0.25, 0.375, 4.0]
+    assert result.requests["scheduled_s"].tolist() == [0.25, 0.25, 0.25, 1.25, 4.25]
+    assert result.ranks[0].busy_s == 3.0
+
+
+def test_a_rank_that_is_halted_as_it_wakes_up_has_done_nothing() -> None:
+    config = SimConfig(k_max=8, front_end=FrontEndConfig(wakeup_s=0.25), max_time_s=0.2)
+    result = simulate(workload((0.0, 4, 1, 1)), config, ConstantStepCost(1.0), lambda _: Fifo(), lambda _: QueueAware())
+    assert result.requests["status"].tolist() == ["queued"]
+    assert (result.ranks[0].num_steps, result.ranks[0].busy_s) == (0, 0.0)
+
+
 # ------------------------------------------------------------------------------------------------------- prefix cache
 
 

@@ -30,7 +30,7 @@ def simulated_config(record: RunRecord) -> SimConfig:
     given = _config(record)
     parts = {
         "engine": _built(EngineConfig, _engine(record), _ENGINE),
-        "front_end": _built(FrontEndConfig, given.get("front_end") or {}, _FRONT_END),
+        "front_end": _built(FrontEndConfig, _front_end(record), _FRONT_END),
     }
     return _built(SimConfig, {**given, **parts}, "config")
 
@@ -38,6 +38,12 @@ def simulated_config(record: RunRecord) -> SimConfig:
 def live_engine(record: RunRecord) -> EngineConfig:
     """Return the configuration of a live run's engines, as they reported it; as :func:`simulated_config`."""
     return _built(EngineConfig, _engine(record), _ENGINE, _UNREPORTED)
+
+
+def composes_ahead(record: RunRecord) -> bool:
+    """Return whether a run's engines say that they composed a step while another ran, and launched it themselves."""
+    engine = _engine(record)
+    return engine.get("async_scheduling") is True and engine["distributed_executor_backend"] == "uni"
 
 
 def whole_number(record: RunRecord, name: str) -> int:
@@ -85,6 +91,11 @@ def _engine(record: RunRecord) -> Mapping[str, Any]:
     """Return a manifest's engine; before it could tell, steps ran at the next captured budget, launched by itself."""
     before = {"uncaptured_k": "next", "distributed_executor_backend": "uni"}
     return {**before, **(_config(record).get("engine") or {})}
+
+
+def _front_end(record: RunRecord) -> Mapping[str, Any]:
+    """Return a manifest's front end; before it could tell, an idle rank began to compose at once."""
+    return {"wakeup_s": 0.0, **(_config(record).get("front_end") or {})}
 
 
 def _built(cls: type[Config], given: Mapping[str, Any], where: str, optional: Collection[str] = ()) -> Config:
