@@ -24,8 +24,9 @@ from tables import believed_table, cause_table, host_table, moments_table, put_i
 from simmoe.analysis.compare import STATISTICS, Pairing, differences
 from simmoe.analysis.compare_causes import CAUSES
 from simmoe.commands.counterfactual import find_causes
-from simmoe.commands.front_end import at_engine, front_end_times, handover_time, read_clocks, service_time
+from simmoe.commands.front_end import at_engine, front_end_times, handover, read_clocks, service_time
 from simmoe.commands.host import host_of, with_host
+from simmoe.commands.joining import read_loop
 from simmoe.commands.validate import doubts, simulate_like
 from simmoe.profiles.catalog import load_profile
 from simmoe.records import MANIFEST, RunRecord, read_record
@@ -82,15 +83,20 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
     }
     profile = load_profile(name)
     told = str(folder / POLICY_PROFILE) if (folder / POLICY_PROFILE).exists() else name
-    clocks = read_clocks(folder / f"{FRONT_END}-load")
+    told_by = records[f"{FRONT_END}-load"]
+    clocks, loop = read_clocks(folder / f"{FRONT_END}-load"), read_loop(folder / f"{FRONT_END}-load", told_by)
     assert clocks is not None, "no record without them is made here"
     service_s = service_time(records[f"{FRONT_END}-burst"])
-    front_end = front_end_times(records[f"{FRONT_END}-load"], clocks, service_s)
+    front_end = front_end_times(told_by, clocks, loop, service_s)
     host = host_of(folder / f"{FRONT_END}-load", profile)
     hosted = with_host(profile, host)
     ratios = host_ratios(folder / f"{FRONT_END}-load", hosted)
-    handover_s = handover_time(records[f"{FRONT_END}-load"], clocks)
-    times = {field: round(1e3 * value, 4) for field, value in asdict(front_end).items() if "gress" in field}
+    reach_s = handover(told_by, clocks, loop).reach_s
+    times = {
+        field: round(1e3 * value, 4)
+        for field, value in asdict(front_end).items()
+        if field.endswith("_s") and "publish" not in field
+    }
     shares_us = {name: [round(1e6 * value, 1) for value in share.values()] for name, share in host["shares"].items()}
     print("front end, ms:", times, "host, us and us a sequence:", shares_us, file=sys.stderr)
     compared = []
@@ -106,7 +112,7 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
             print(f"{run}: {note}", file=sys.stderr)
         own_clocks = read_clocks(folder / run)
         assert own_clocks is not None
-        at_queue = at_engine(live, own_clocks, handover_s)
+        at_queue = at_engine(live, own_clocks, reach_s)
         causes, step_ratios = find_causes(simulated, at_queue, Pairing.of(simulated, at_queue))
         growth = magnification(live, simulated, profile, front_end, believed)
         on_host, _ = simulate_like(live, profile, front_end, believed, host)

@@ -198,7 +198,8 @@ def test_a_file_that_is_none(records: Records, name: str, content: str) -> None:
         }
         path.write_bytes(texts[content])
     if name == HOST_FILE:
-        lines = {records.refusal("validate", "--live", str(records.sim), "--host-from", str(records.live))}
+        told_by = {records.refusal("validate", "--live", str(records.sim), "--host-from", str(records.live))}
+        lines = told_by if content == "nowhere" else records.refusals()  # else as if it kept none, but to tell a host
     elif name == CLOCKS_FILE:
         if content == "nowhere":
             return  # as if it kept none

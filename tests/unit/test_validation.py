@@ -22,6 +22,7 @@ from simmoe.analysis.compare import differences
 from simmoe.analysis.metrics import Slo
 from simmoe.cli import run as cli
 from simmoe.commands.front_end import front_end_times, read_clocks, service_time
+from simmoe.commands.joining import read_loop
 from simmoe.commands.sweeping.cells import Cell, run_cell
 from simmoe.commands.sweeping.saturation import offline_cell, saturation_rate
 from simmoe.commands.validate import simulate_like
@@ -188,25 +189,10 @@ def test_steps_that_take_what_the_table_says_are_no_longer_and_no_shorter(
     assert rows[0].count("|") == 8 and any(row.startswith("| decode-only |") for row in rows)
 
 
-@pytest.mark.parametrize("cut_s", [0.0, 0.0003])
-def test_when_requests_join_a_step_is_told_by_which_they_joined(
-    module: Callable[[str], ModuleType], live: RunRecord, tmp_path: Path, cut_s: float
-) -> None:
-    """One engine whose steps of 10 ms are composed 1 ms after the end of the one before last."""
-    rng, num_steps, update_s = np.random.default_rng(1), 2000, 0.001
-    start_s = 0.010 * np.arange(num_steps)
-    dispatched_s = np.sort(rng.uniform(0.1, start_s[-10], 5000))
-    composed_s = np.concatenate([[np.nan, np.nan], start_s[1:-1] + update_s])
-    scheduled_s = start_s[2 + np.searchsorted(composed_s[2:], dispatched_s + cut_s)]
-    ones = np.ones(num_steps)
-    steps = {"dp_rank": 0 * ones, "start_s": start_s, "duration_s": 0.010 * ones}
-    requests = {"dp_rank": np.zeros(5000), "dispatched_s": dispatched_s, "scheduled_s": scheduled_s}
-    lines = ["num_prefill_seqs,launch_s,update_s", *[f"0,0.004,{update_s}"] * num_steps]
-    (tmp_path / HOST_FILE).write_bytes(gzip.compress("\n".join(lines).encode() + b"\n"))
-    cut = module("admission").admission_cut(replace(live, steps=steps, requests=requests), tmp_path, cut_s + 0.0005)
-    assert cut.seconds == pytest.approx(cut_s, abs=2.1e-5) and cut.wrong < 0.002
-    # who came in half a millisecond of each ten joins sooner than told: of the two steps offered one is told wrongly
-    assert cut.wrong_at_least == pytest.approx(0.025, abs=0.005)
+def test_when_requests_join_steps_is_told_of_every_experiment() -> None:
+    told = run("import sys\nsys.argv[1:] = ['../../docs/results/validation']\nfrom joining import main\nmain()")
+    page = (ROOT / "docs" / "validation.md").read_text()
+    assert f"<!-- table: joining -->\n\n{told.strip()}\n" in page
 
 
 def test_how_far_a_live_run_lies_outside_of_the_draws(module: Callable[[str], ModuleType], live: RunRecord) -> None:
@@ -258,7 +244,8 @@ def test_the_page_is_of_the_shipped_profile_and_a_run_simulated_again_gives_its_
         clocks = read_clocks(folder / "front-end-load")
         assert clocks is not None
         service_s = service_time(read_record(folder / "front-end-burst"))
-        front_end = front_end_times(read_record(folder / "front-end-load"), clocks, service_s)
+        told_by = read_record(folder / "front-end-load")
+        front_end = front_end_times(told_by, clocks, read_loop(folder / "front-end-load", told_by), service_s)
         live, believed = read_record(folder / run), load_profile(str(folder / analyse.POLICY_PROFILE))
         simulated, _ = simulate_like(live, profile, front_end, believed)
         with (folder.parents[1] / f"validation-{name}.csv").open(newline="") as file:

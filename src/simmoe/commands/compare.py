@@ -14,7 +14,8 @@ import click
 from simmoe.analysis.compare import COMPARED, STATISTICS, THROUGHPUTS, Difference, Pairing, differences, ttft_refusal
 from simmoe.analysis.compare_causes import CAUSES, Causes, StepRatios, direct_causes
 from simmoe.commands.counterfactual import find_causes
-from simmoe.commands.front_end import at_engine, read_clocks
+from simmoe.commands.front_end import at_engine, handover, read_clocks
+from simmoe.commands.joining import read_loop
 from simmoe.commands.out_folder import claim_folder, refuse_empty
 from simmoe.errors import LiveError, RecordError
 from simmoe.record_checks import read_checked
@@ -77,7 +78,9 @@ def _compare(first: str, second: str, out: Path | None) -> list[str]:
 def _read(folder: Path) -> RunRecord:
     """Return a record, its clock of dispatch at the engine where its further clocks can tell."""
     record, clocks = read_checked(folder), read_clocks(folder)
-    return record if clocks is None else at_engine(record, clocks)
+    if clocks is None:
+        return record
+    return at_engine(record, clocks, handover(record, clocks, read_loop(folder, record)).reach_s)
 
 
 def _marked(name: str, record: RunRecord) -> str:

@@ -3,6 +3,9 @@
 They are taken from stamps that no queue of the engine's is in: how long a request that is alone in its front end takes
 to the engine, how far apart requests that wait for it leave it, how long a first token takes from the engine, having
 taken in its step, to the client.
+
+From the front end to the engine are two times: until a step that a busy engine composes takes a request along, and,
+longer, until an idle engine has read it and begins to compose.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from simmoe.commands.joining import joining_cut
 from simmoe.commands.record_times import read_times
 from simmoe.errors import RecordError, UsageError
 from simmoe.live.driving.recording import CLOCKS_FILE
@@ -27,6 +32,15 @@ _LEAST = 1.0
 
 _ROUNDS = 50
 """Rounds after which who waited is settled; a few suffice."""
+
+
+class Handover(NamedTuple):
+    """From the front end to the engine, seconds."""
+
+    reach_s: float
+    """Until a step that a busy engine composes takes a request along."""
+    wakeup_s: float
+    """What an idle engine takes besides until it begins to compose."""
 
 
 def read_clocks(folder: Path) -> Columns | None:
@@ -46,18 +60,22 @@ def read_clocks(folder: Path) -> Columns | None:
 
 
 def front_end_times(
-    record: RunRecord, clocks: Mapping[str, FloatArray], service_s: float | None = None
+    record: RunRecord,
+    clocks: Mapping[str, FloatArray],
+    loop: Columns | None = None,
+    service_s: float | None = None,
 ) -> FrontEndConfig:
     """Return what the front ends of a live run added to what its engines took.
 
-    * Requests that come to an idle front end take ``ingress_s`` and ``ingress_service_s`` to the engine's queue: to its
-      process, and from there at the least what one takes that is not held up by the engine's loop.
+    * Requests that come to an idle front end take ``ingress_s`` and ``ingress_service_s`` until the engine can take
+      them along: to its process, and what :func:`handover` tells from there; and ``wakeup_s`` more if it idles.
     * The time from when the engine has taken in a step to its first tokens' arrival at the client is a line in the
       step's tokens, through the means of the lower and of the upper half of the tokens.
 
     Args:
         record: of a live run, its requests' dispatch known.
         clocks: from :func:`read_clocks`.
+        loop: from :func:`~simmoe.commands.joining.read_loop`.
         service_s: work on a request; None: that of this run.
     Raises:
         RecordError: the clocks are of another number of requests, or tell of none, or of what no front end takes.
@@ -75,19 +93,41 @@ def front_end_times(
     alone_s = handed_s[alone if alone.any() else heard]
     egress_s = (requests["first_token_s"] - clocks["first_output_s"])[heard]
     constant_s, per_token_s = _line(_step_tokens(record, clocks)[heard], egress_s)
+    reach_s, wakeup_s = handover(record, clocks, loop)
     try:
         return FrontEndConfig(
-            ingress_s=max(0.0, float(np.mean(alone_s)) - service_s + handover_time(record, clocks)),
+            ingress_s=max(0.0, float(np.mean(alone_s)) - service_s + reach_s),
             egress_s=constant_s,
             ingress_service_s=service_s,
             egress_per_token_s=per_token_s,
+            wakeup_s=wakeup_s,
         )
     except UsageError as error:
         raise RecordError(f"{CLOCKS_FILE} and the record's times are of no front end: {error}") from None
 
 
+def handover(record: RunRecord, clocks: Mapping[str, FloatArray], loop: Columns | None = None) -> Handover:
+    """Return how long an engine takes a request from the front end.
+
+    An idle one has it in its queue, and composes, after the least time that one takes there: what is more, the engine's
+    loop held up. A busy one takes it along sooner, if the record tells when steps were composed; otherwise likewise.
+
+    Args:
+        record: of a live run.
+        clocks: from :func:`read_clocks`.
+        loop: from :func:`~simmoe.commands.joining.read_loop`.
+    Raises:
+        RecordError: the clocks are of another number of requests.
+    """
+    _require_rows(record, clocks)
+    least_s = handover_time(record, clocks)
+    cut = joining_cut(record, loop, least_s)
+    reach_s = least_s if cut is None else cut.seconds
+    return Handover(reach_s, least_s - reach_s)
+
+
 def handover_time(record: RunRecord, clocks: Mapping[str, FloatArray]) -> float:
-    """Return the least seconds from a front end to its engine's queue; what is more, the engine's loop held up.
+    """Return the least seconds from a front end to its engine's queue.
 
     Args:
         record: of a live run.
@@ -98,24 +138,22 @@ def handover_time(record: RunRecord, clocks: Mapping[str, FloatArray]) -> float:
     return max(0.0, float(np.percentile(known_s, _LEAST))) if len(known_s) else 0.0
 
 
-def at_engine(record: RunRecord, clocks: Mapping[str, FloatArray], handover_s: float | None = None) -> RunRecord:
+def at_engine(record: RunRecord, clocks: Mapping[str, FloatArray], reach_s: float) -> RunRecord:
     """Return a live run's record as if its clock of dispatch were a simulated run's: at the engine, not the front end.
 
-    A request that waits there for the engine's loop to take it in is queued by then, in a simulated run too.
+    A request that waits there for the engine's loop to take it in is in its reach by then, in a simulated run too.
 
     Args:
         record: of a live run.
         clocks: from :func:`read_clocks`.
-        handover_s: from the front end to there; None: as this run's clocks tell.
+        reach_s: from the front end to there, as :func:`handover` tells.
     Raises:
         RecordError: the clocks are of another number of requests.
     """
     _require_rows(record, clocks)
-    if handover_s is None:
-        handover_s = handover_time(record, clocks)
     handed_s, scheduled_s = record.requests["dispatched_s"], record.requests["scheduled_s"]
     latest_s = np.fmin(clocks["queued_s"], scheduled_s)
-    reached_s = np.maximum(handed_s, np.fmin(handed_s + handover_s, latest_s))
+    reached_s = np.maximum(handed_s, np.fmin(handed_s + reach_s, latest_s))
     return replace(record, requests={**record.requests, "dispatched_s": reached_s})
 
 

@@ -15,6 +15,7 @@ from simmoe.analysis.compare import Pairing
 from simmoe.commands.compare import FILES, compare
 from simmoe.commands.front_end import front_end_times, read_clocks
 from simmoe.commands.host import host_doubts, host_of, with_host
+from simmoe.commands.joining import read_loop
 from simmoe.commands.live import drive
 from simmoe.commands.live import run as live_run
 from simmoe.commands.notes import describe_extrapolation, describe_profile, versions
@@ -89,7 +90,7 @@ def _validate(
         clocks = read_clocks(Path(live))
         if clocks is None:
             click.echo("the record keeps no clocks of its front ends: their times are the profile's", err=True)
-        front_end = None if clocks is None else front_end_times(record, clocks)
+        front_end = None if clocks is None else front_end_times(record, clocks, read_loop(Path(live), record))
         simulated, note = simulate_like(record, loaded, front_end, believed, host)
         # paths stay such, so that the run can be repeated
         simulated.manifest["profile"]["name"] = profile
