@@ -96,7 +96,7 @@ class ProfileStepCost:
         self._mixed = mixed = table.mixed_host
         self._mixed_eager = HostShare(*map(max, eager, mixed.share)) if mixed else eager
         shares = (self._full, self._piecewise, eager, self._mixed_eager, *([mixed.share] if mixed else []))
-        self._launches_apart = table.distributed_executor_backend == "mp"
+        self._launches_apart = table.launches_apart
         within = {share: _within(table.update, share) for share in shares}
         self._updates = dict.fromkeys(shares, table.update) if self._launches_apart else within
         self._graph_tail_s = table.graph_tail_s

@@ -196,6 +196,11 @@ class StepTable:
         engines = [*self.provenance.get("runs", []), self.provenance.get("estimate", {})]
         return executor_of(max(engine.get("num_cards", 1) for engine in engines))
 
+    @property
+    def launches_apart(self) -> bool:
+        """Whether workers launch steps while the engine's loop composes others and takes outputs in."""
+        return self.distributed_executor_backend == "mp"
+
     def without_graphs(self) -> StepTable:
         """Return the same engine launching kernels one by one at every size, unpadded."""
         host = {"eager": self.host["eager"]}

@@ -98,7 +98,7 @@ class Engine:
         return self._timed.join(records, longest_launches([DeviceTimes(*row) for row in rows] for rows in told))
 
     async def call(self, method: str, *arguments: Any, what: str = "call") -> Any:
-        """Call the engine's scheduler, or its worker.
+        """Call the engine's scheduler, or each of its workers (``what="call_workers"``).
 
         Raises:
             LiveError: the call failed, or the engine has gone.

@@ -71,12 +71,11 @@ def with_host_shares(
         is_apart = mixed is not None and mixed.is_apart(sample.num_prefill_tokens, sample.num_decode_seqs)
         return is_apart and launch_path(sample, table.captured_sizes) == "piecewise"
 
-    launches_apart = table.distributed_executor_backend == "mp"
     clocks: dict[str, list[tuple[int, float]]] = {path: [] for path in (*table.host, "apart")}
     for step in recorded:
         if step.launch_s is not None and step.update_s is not None:
             path = "apart" if apart(step.sample) else launch_path(step.sample, table.captured_sizes)
-            host_s = step.launch_s if launches_apart else step.launch_s + step.update_s
+            host_s = step.launch_s if table.launches_apart else step.launch_s + step.update_s
             clocks[path].append((step.num_seqs, host_s))
     told = {path: np.array(times).T for path, times in clocks.items() if len(times) >= LEAST_STEPS}
     hostless = Predictor(table, async_scheduling=True)
@@ -84,7 +83,7 @@ def with_host_shares(
     before = HostShare(0.0, 0.0)
     for path in table.host:
         mine = [s for s in steps if launch_path(s, table.captured_sizes) == path and not ("apart" in told and apart(s))]
-        if launches_apart and path in told:
+        if table.launches_apart and path in told:
             seqs, seconds = told[path]
             known = before.per_seq_s
             columns = np.ones((len(seqs), 1)) if known else np.stack([np.ones(len(seqs)), seqs], axis=1)

@@ -51,8 +51,8 @@ def on_host(table: StepTable, times: Sequence[HostTime]) -> StepTable:
     Raises:
         ProfileError: too few decode-only steps, or none with prompts.
     """
-    launches_apart = table.distributed_executor_backend == "mp"  # what is taken in meanwhile is no part of a share
-    total_s = np.array([time.launch_s + (0.0 if launches_apart else time.update_s) for time in times])
+    # what is taken in while workers launch is no part of a share
+    total_s = np.array([time.launch_s + (0.0 if table.launches_apart else time.update_s) for time in times])
     seqs = np.array([time.num_seqs for time in times], dtype=np.float64)
     decodes = np.array([not time.num_prefill_tokens for time in times], dtype=bool)
     largest = table.captured_sizes[-1] if table.captured_sizes else 0

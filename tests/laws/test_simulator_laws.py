@@ -77,6 +77,18 @@ def assert_equal_tables(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
+def assert_bit_equal(workload: Workload, config: SimConfig, cost: StepCost, policy: str) -> SimResult:
+    """Run with fast-forward and step by step, compare every result, and return the first."""
+    fast = run(workload, config, cost, policy)
+    slow = run(workload, dataclasses.replace(config, fast_forward=False), cost, policy)
+    assert fast.steps is not None and slow.steps is not None
+    assert_equal_tables(fast.requests, slow.requests)
+    assert_equal_tables(fast.steps, slow.steps)
+    assert fast.ranks == slow.ranks
+    assert (fast.end_s, fast.policy_state, fast.notes) == (slow.end_s, slow.policy_state, slow.notes)
+    return fast
+
+
 @given(workloads(), engine_configs(), costs(), st.sampled_from(["fifo", "tiers", "fixed-k"]), WAKEUPS_S)
 @settings(max_examples=300)
 def test_agrees_with_vllms_rules_read_line_by_line(
@@ -97,13 +109,7 @@ def test_fast_forward_is_bit_equal_to_step_by_step(
     workload: Workload, config: SimConfig, cost: LinearStepCost, policy: str, caching: bool
 ) -> None:
     config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, enable_prefix_caching=caching))
-    fast = run(workload, config, cost, policy)
-    slow = run(workload, dataclasses.replace(config, fast_forward=False), cost, policy)
-    assert_equal_tables(fast.requests, slow.requests)
-    assert fast.steps is not None and slow.steps is not None
-    assert_equal_tables(fast.steps, slow.steps)
-    assert fast.ranks == slow.ranks
-    assert (fast.end_s, fast.policy_state, fast.notes) == (slow.end_s, slow.policy_state, slow.notes)
+    fast = assert_bit_equal(workload, config, cost, policy)
     unrecorded = run(workload, dataclasses.replace(config, record_steps=False), cost, policy)
     assert_equal_tables(fast.requests, unrecorded.requests)
     assert (fast.ranks, fast.policy_state) == (unrecorded.ranks, unrecorded.policy_state)
@@ -116,12 +122,7 @@ def test_long_stretches_are_bit_equal_too(workload: Workload, cost: LinearStepCo
     longer = dataclasses.replace(workload, output_tokens=times * workload.output_tokens)
     engine = EngineConfig(num_gpu_blocks=20_000, distributed_executor_backend=backend)
     config = SimConfig(k_max=K_MAX, engine=engine, record_steps=True)
-    fast = run(longer, config, cost, "fifo+round-robin")
-    slow = run(longer, dataclasses.replace(config, fast_forward=False), cost, "fifo+round-robin")
-    assert fast.steps is not None and slow.steps is not None
-    assert_equal_tables(fast.requests, slow.requests)
-    assert_equal_tables(fast.steps, slow.steps)
-    assert fast.ranks == slow.ranks
+    assert_bit_equal(longer, config, cost, "fifo+round-robin")
 
 
 @given(
@@ -145,12 +146,7 @@ def test_stretches_are_bit_equal_whoever_waits_for_whom(
     )
     engine = EngineConfig(distributed_executor_backend=backend)
     config = SimConfig(k_max=K_MAX, engine=engine, record_steps=True)
-    fast = run(workload, config, cost, "fifo+round-robin")
-    slow = run(workload, dataclasses.replace(config, fast_forward=False), cost, "fifo+round-robin")
-    assert fast.steps is not None and slow.steps is not None
-    assert_equal_tables(fast.requests, slow.requests)
-    assert_equal_tables(fast.steps, slow.steps)
-    assert fast.ranks == slow.ranks
+    assert_bit_equal(workload, config, cost, "fifo+round-robin")
 
 
 @given(workloads(), sim_configs(), tables(), choices)

@@ -69,7 +69,7 @@ def test_parts_add_up_to_the_step_and_only_the_rest_has_a_sign(
     assert parts.step_s == pytest.approx(cost.step_s(shape), rel=1e-14)
     assert all(seconds >= 0 for seconds in parts._replace(rest_s=0.0))
     taken = load_profile(name).cost(True).parts_s(shape)
-    launches_apart = load_profile(name).distributed_executor_backend == "mp"  # and takes outputs in meanwhile
+    launches_apart = load_profile(name).table.launches_apart  # and takes outputs in meanwhile
     host_s = max(0.0, (taken.launch_s if launches_apart else taken.host_s) - taken.device_s)
     assert parts.host_s == pytest.approx(host_s if async_scheduling else taken.host_s, abs=1e-12)
 
