@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -60,6 +62,16 @@ class Mine:
 
     def route(self, request, ranks, now_s, /):
         return 0
+"""
+
+STUBBORN = """
+import pathlib, signal, threading
+
+class Mine:
+    def plan(self, view, /):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        pathlib.Path(__file__).with_name("planning").touch()
+        threading.Event().wait()
 """
 
 
@@ -126,3 +138,20 @@ def test_a_sweep_s_later_workers_wait_for_no_thread(
     assert [finished(), finished()] == [2, 2]
     assert time.monotonic() - began_s < IN_TIME_S
     assert capfd.readouterr().err.count("ended without thread") == 1
+
+
+@pytest.mark.parametrize("how", ["close", "throw"])
+def test_an_abandoned_executor_leaves_no_process_and_no_thread(tmp_path: Path, how: str) -> None:
+    """Python has a traceback printed at the end where the pool's own thread is still at its last work."""
+    trace, policy = write_inputs(tmp_path, STUBBORN)
+    cells = [Cell(WorkloadSpec(trace=trace, seed=seed), policy, PROFILE, SimConfig(), Slo()) for seed in range(4)]
+    before = set(threading.enumerate())
+    outcomes = LocalExecutor(2).run(cells)
+    while not (tmp_path / "planning").exists():
+        next(outcomes)
+    if how == "close":
+        outcomes.close()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            outcomes.throw(KeyboardInterrupt())
+    assert not multiprocessing.active_children() and set(threading.enumerate()) == before

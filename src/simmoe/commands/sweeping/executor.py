@@ -88,9 +88,10 @@ class LocalExecutor:
                 "a worker process was killed (out of memory?); repeat the command, perhaps with fewer --jobs"
             ) from None
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Nothing of a cell is worth waiting for. The pool's own thread is, below: Python wakes it when it ends, and
+            # has a traceback printed where it has just closed what it is woken by.
             for child in multiprocessing.active_children():
-                child.terminate()
+                child.kill()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
