@@ -71,10 +71,7 @@ class LocalEngines:
         return {engine.rank: (engine.facts, steps) for engine, steps in told if steps is not None}
 
     async def warm_up(self) -> None:
-        """Have every engine run each budget it can step at, over all sizes of a step, and its largest batch of decodes.
-
-        Else the first steps of a run would wait for the kernels' compiler, and those of a batch larger than any before
-        for memory: on an H200 each such step was held up by 10 to 40 ms.
+        """Have every engine run what :mod:`simmoe.live.server.warm_up` says, so that no step of a run is its first.
 
         Raises:
             LiveError: an engine fails at it.

@@ -16,7 +16,7 @@ def register() -> None:
 
         init_logger(__name__).warning("simmoe's plug-in is not installed: %s", reason)
         return
-    from simmoe.live.engine import graph_banks, prefix_salt, refusals, scheduler, transport, worker
+    from simmoe.live.engine import graph_banks, prefix_salt, refusals, row_warm_up, scheduler, transport, worker
     from simmoe.live.refactor import vllm_complex_gate
 
     transport.install_validation()
@@ -25,4 +25,5 @@ def register() -> None:
     prefix_salt.install()
     worker.install()
     graph_banks.install()
+    row_warm_up.install()
     vllm_complex_gate.register()

@@ -1,7 +1,9 @@
-"""Warming an engine up before it serves: each budget it can step at, over all sizes of a step, and its largest batch.
+"""Warming an engine up before it serves: each budget it can step at, over all sizes of a step, and a batch of decodes.
 
 Else the first steps would wait for the kernels' compiler (on an H200 0.4 to 0.8 s at a new k, and as long at the first
-odd number of tokens that no graph pads), and those of a batch larger than any before for memory (10 to 40 ms).
+odd number of tokens that no graph pads). What differs by the number of sequences alone is not passed from here, as they
+come one by one (600 sent at once took 0.3 to 0.4 s to arrive): a worker does that before its engine is up, see
+:mod:`simmoe.live.engine.row_warm_up`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _SHORT_TOKENS = 16
 """Of the prompts and outputs of the batch that warms up decoding."""
 
 _LARGEST_CPU_BATCH = 128
-"""A CPU waits for no memory; more would only take time."""
+"""A CPU loads nothing anew; more would only take time."""
 
 _TIMEOUT_S = 300.0
 """A kernel's compiler takes seconds; an engine that takes this long hangs."""
