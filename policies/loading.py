@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Literal
 
 from simmoe.errors import PolicyError, SimmoeError, UsageError, did_you_mean
+from simmoe.interrupts import RAISING
 
 Kind = Literal["batch", "route"]
 
@@ -29,7 +30,7 @@ def pass_ctrl_c(error: BaseException) -> None:
 
     That is Ctrl-C, where Python hears it. A server hears SIGINT otherwise: what is raised like it there is no user's.
     """
-    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) in RAISING:
         raise error
 
 

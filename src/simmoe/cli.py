@@ -10,14 +10,16 @@ import errno
 import gc
 import importlib
 import os
+import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from simmoe import __version__
 from simmoe.ending import end_despite_threads
-from simmoe.errors import OutputError, SimmoeError, UsageError, did_you_mean
+from simmoe.errors import Interrupted, OutputError, SimmoeError, UsageError, did_you_mean
 
 #: name -> ("module:attribute", one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -82,10 +84,18 @@ def cli() -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; never returns. Exit codes are drawn in :mod:`simmoe.errors`; 130 is Ctrl-C."""
     exit_code = 1  # Python's, for a failure that is no SimmoeError
+    _open_streams()
     try:
         exit_code = run(argv)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said and done: Python's own end is not to be cut short
+    except KeyboardInterrupt:  # between the two
+        exit_code = Interrupted.exit_code
     finally:
-        end_despite_threads(exit_code, lambda line: click.echo(f"simmoe: {line}", err=True))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        end_despite_threads(exit_code, _tell)
+        # Python ends by killing itself with SIGINT if a KeyboardInterrupt, caught or not, has left the last text to be
+        # executed; what is imported has many.
+        exec("")
     sys.exit(exit_code)
 
 
@@ -93,10 +103,9 @@ def run(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code, with failures printed on stderr as one line."""
     try:
         result: Any = cli.main(args=argv, prog_name="simmoe", standalone_mode=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except SimmoeError as error:
-        click.echo(f"simmoe: {error}", err=True)
+        _tell(str(error))
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -104,20 +113,33 @@ def run(argv: list[str] | None = None) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("simmoe: interrupted", err=True)
-        return 130
+        _tell("interrupted")
+        return Interrupted.exit_code
     except click.ClickException as error:
         where = f" (see '{error.ctx.command_path} --help')" if isinstance(error, click.UsageError) and error.ctx else ""
-        click.echo(f"simmoe: {error.format_message()}{where}", err=True)
+        _tell(f"{error.format_message()}{where}")
         return error.exit_code
     except OSError as error:
         if error.errno not in _CANNOT_WRITE or error.filename is not None:
             raise
         _give_up_stdout()
         if error.errno != errno.EPIPE:
-            click.echo(f"simmoe: cannot write the output: {error.strerror}", err=True)
+            _tell(f"cannot write the output: {error.strerror}")
         return OutputError.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _tell(line: str) -> None:
+    """Print a line on standard error, if that takes any more: Ctrl-C ends who reads it too."""
+    with suppress(OSError):
+        click.echo(f"simmoe: {line}", err=True)
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed, as nothing, before other files get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
 
 
 def _give_up_stdout() -> None:

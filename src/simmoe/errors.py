@@ -13,7 +13,8 @@
     ├── MissingDependency    6   an extra (torch, vllm, ray, a GPU) this command needs
     ├── RefactorError        7   a checkpoint that cannot be transformed
     ├── LiveError            8   the engine, or a server, failed
-    └── LimitError           9   a check whose limits are exceeded
+    ├── LimitError           9   a check whose limits are exceeded
+    └── Interrupted        130   Ctrl-C, and what it leaves behind
 
 A message is one line: what is wrong, where (file, row, option), the value found, what to do. Broken invariants of our
 own are ``assert``; only the command line exits.
@@ -94,6 +95,12 @@ class LimitError(SimmoeError):
     """What was checked is further off than its limits allow."""
 
     exit_code = 9
+
+
+class Interrupted(SimmoeError):
+    """The user pressed Ctrl-C."""
+
+    exit_code = 130
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

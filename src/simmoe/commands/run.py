@@ -23,7 +23,8 @@ from simmoe.commands.out_folder import refuse_empty
 from simmoe.commands.record_folder import record_folder
 from simmoe.commands.run_summary import format_summary
 from simmoe.commands.workload_options import spec_from_options, workload_options
-from simmoe.errors import PolicyError, UsageError
+from simmoe.errors import Interrupted, PolicyError, UsageError
+from simmoe.interrupts import ctrl_c_once
 from simmoe.policies.registry import PolicyChoice, parse_policy
 from simmoe.records import write_record
 from simmoe.simulator.simulation import simulate
@@ -65,7 +66,7 @@ def run(
     cost = deployment.profile.cost(async_scheduling=deployment.config.engine.async_scheduling)
     manifest = _manifest(spec, workload.source, deployment, choice, slo)
     try:
-        with record_folder(out, manifest) if out else nullcontext() as folder:
+        with ctrl_c_once(), record_folder(out, manifest) if out else nullcontext() as folder:
             try:
                 result = simulate(workload, deployment.config, cost, choice.batch, choice.route)
             except PolicyError as error:
@@ -75,8 +76,7 @@ def run(
                 manifest |= {"extrapolated": dict(cost.extrapolated), "summary": _plain(summary)}
                 write_record(folder, result.record(manifest))
     except KeyboardInterrupt:
-        click.echo("simmoe: interrupted; nothing was written", err=True)
-        return 130
+        raise Interrupted("interrupted; nothing was written") from None
     title = f"{choice.text}, {deployment.config.num_ranks} rank(s) of {deployment.profile.label}"
     click.echo(format_summary(title, summary, result.ranks, slo))
     if note := describe_extrapolation(cost.extrapolated):

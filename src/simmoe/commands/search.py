@@ -31,7 +31,8 @@ from simmoe.commands.sweeping.progress import open_progress
 from simmoe.commands.sweeping.sources import code_sources, digest, policy_sources
 from simmoe.commands.sweeping.store import SweepStore
 from simmoe.commands.workload_options import spec_from_options, workload_options
-from simmoe.errors import UsageError
+from simmoe.errors import Interrupted, UsageError
+from simmoe.interrupts import ctrl_c_once
 from simmoe.policies.registry import parse_policy
 from simmoe.traces.build import build_workload
 from simmoe.traces.spec import WorkloadSpec
@@ -132,7 +133,7 @@ def search(
     click.echo(describe_profile(deployment.profile), err=True)
     if note := describe_caching(deployment.config.engine, source):
         click.echo(note, err=True)
-    with SweepStore(folder, inputs, what="search") as store:
+    with ctrl_c_once(), SweepStore(folder, inputs, what="search") as store:
         progress = open_progress("search")
         capacity = CapacitySearch(
             spec, deployment.profile_name, deployment.config, objective, tolerance, store, executor, progress
@@ -147,9 +148,7 @@ def search(
             }
             paths = write_report(store, found, inputs, about)
         except KeyboardInterrupt:
-            progress.close()
-            click.echo(store.interrupted(), err=True)
-            return 130
+            raise Interrupted(store.interrupted()) from None
         finally:
             progress.close()
     print_table(found, f"Highest rate at which {objective}: {_title(spec, deployment)}", _note(found, seeds))

@@ -27,7 +27,8 @@ from simmoe.commands.sweeping.sources import code_sources, digest, policy_source
 from simmoe.commands.sweeping.store import SweepStore
 from simmoe.commands.sweeping.study import Study, conduct
 from simmoe.commands.workload_options import spec_from_options, workload_options
-from simmoe.errors import UsageError
+from simmoe.errors import Interrupted, UsageError
+from simmoe.interrupts import ctrl_c_once
 from simmoe.policies.registry import PolicyChoice
 from simmoe.traces.build import build_workload
 from simmoe.traces.spec import RATES
@@ -103,7 +104,7 @@ def _run(
     from simmoe.commands.sweeping.report import total_counts, write_report
     from simmoe.commands.sweeping.tables import print_tables
 
-    with SweepStore(folder, study.inputs()) as store:
+    with ctrl_c_once(), SweepStore(folder, study.inputs()) as store:
         progress = open_progress("sweep")
         try:
             result = conduct(study, store, executor, progress)
@@ -117,9 +118,7 @@ def _run(
             }
             paths = write_report(store, study, result, _title(study, deployment), about)
         except KeyboardInterrupt:
-            progress.close()
-            click.echo(store.interrupted(), err=True)
-            return 130
+            raise Interrupted(store.interrupted()) from None
         finally:
             progress.close()
     print_tables(result.grid, total_counts(result), goodput=bool(study.slo))

@@ -20,6 +20,7 @@ from typing import Protocol
 from simmoe.commands.sweeping.cells import Cell, CellResult, run_cell
 from simmoe.ending import end_despite_threads
 from simmoe.errors import SimmoeError
+from simmoe.interrupts import born_deaf, ctrl_c_later
 
 Outcome = CellResult | SimmoeError
 Outcomes = Generator[tuple[int, Outcome] | None, None, None]
@@ -64,37 +65,41 @@ class LocalExecutor:
         self._told: Synchronized[int] = self._context.Value("b", 0)
 
     def run(self, cells: Sequence[Cell]) -> Outcomes:
-        """Yield outcomes as they come, and None five times a second.
+        """Yield outcomes as they come, and None five times a second. Ctrl-C is heard as often, and between outcomes.
 
         Raises:
             SimmoeError: a worker was killed.
         """
         num_workers = min(self.jobs, len(cells))
-        pool = ProcessPoolExecutor(num_workers, self._context, initializer=_start_worker, initargs=(self._told,))
-        try:
-            with warnings.catch_warnings():
-                # Python 3.12 warns of forking beside threads; the only ones here are BLAS's own, idle and fork-safe.
-                warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
-                index_of = {pool.submit(attempt, cell): index for index, cell in enumerate(cells)}
-            pending: set[Future[Outcome]] = set(index_of)
-            while pending:
-                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=index_of.__getitem__):
-                    yield index_of[future], future.result()
-                if not done:
-                    yield None
-        except BrokenProcessPool:
-            raise SimmoeError(
-                "a worker process was killed (out of memory?); repeat the command, perhaps with fewer --jobs"
-            ) from None
-        except BaseException:
-            # Nothing of a cell is worth waiting for. The pool's own thread is, below: Python wakes it when it ends, and
-            # has a traceback printed where it has just closed what it is woken by.
-            for child in multiprocessing.active_children():
-                child.kill()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        # Ctrl-C anywhere within the starting or the ending of a pool would leave half of one behind.
+        with ctrl_c_later() as interrupts:
+            pool = ProcessPoolExecutor(num_workers, self._context, initializer=_start_worker, initargs=(self._told,))
+            is_done = False
+            try:
+                with warnings.catch_warnings(), born_deaf():  # to Ctrl-C, which is the parent's
+                    # Python 3.12 warns of forking beside threads; here are only BLAS's own, idle and fork-safe.
+                    warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+                    index_of = {pool.submit(attempt, cell): index for index, cell in enumerate(cells)}
+                pending: set[Future[Outcome]] = set(index_of)
+                while pending:
+                    if interrupts:
+                        raise KeyboardInterrupt
+                    done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                    for future in sorted(done, key=index_of.__getitem__):
+                        yield index_of[future], future.result()
+                    if not done:
+                        yield None
+                is_done = True
+            except BrokenProcessPool:
+                raise SimmoeError(
+                    "a worker process was killed (out of memory?); repeat the command, perhaps with fewer --jobs"
+                ) from None
+            finally:
+                # Nothing of a cell that is left is worth waiting for. The pool's own thread is: Python wakes it when it
+                # ends, and has a traceback printed where it has just closed what it is woken by.
+                for child in () if is_done else multiprocessing.active_children():
+                    child.kill()
+                pool.shutdown(cancel_futures=True)
 
 
 def local_executor(jobs: int) -> Executor:
@@ -111,6 +116,7 @@ def _start_worker(told: Synchronized[int]) -> None:
     """
     gc.freeze()  # what the parent has imported and read stays: no use in searching it for garbage
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # it was born with it blocked
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
     def tell(line: str) -> None:

@@ -65,8 +65,7 @@ class SweepStore:
     def interrupted(self) -> str:
         """Say what Ctrl-C leaves behind."""
         return (
-            f"simmoe: interrupted; {self.num_cells()} finished cells are kept in '{self.folder}': "
-            f"repeat the command to resume"
+            f"interrupted; {self.num_cells()} finished cells are kept in '{self.folder}': repeat the command to resume"
         )
 
     def num_cells(self) -> int:
