@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 from plan import EXPERIMENTS, POLICIES, Experiment
-from saturation import DEFAULT_SIZES
+from saturation import DEFAULT_SIZES, engine_of
 from sensitivity import BIAS, FloatArray, Slower
 from tables import markdown, put_into
 
 from simmoe.analysis.metrics import request_latencies
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
-from simmoe.simulator.config import EngineConfig, FrontEndConfig, SimConfig
+from simmoe.simulator.config import FrontEndConfig, SimConfig
 from simmoe.simulator.simulation import simulate
 from simmoe.traces.build import build_workload
 from simmoe.traces.spec import WorkloadSpec
@@ -80,12 +80,10 @@ def grows_by(
 
 
 def _latencies(experiment: Experiment, profile: Profile, system: str, spec: WorkloadSpec, factor: float) -> FloatArray:
-    ks = experiment.captured_ks or ()
-    engine = EngineConfig(num_gpu_blocks=profile.num_gpu_blocks, captured_ks=ks, uncaptured_k="next")
     front_end = FrontEndConfig(ingress_s=profile.front_end.ingress_s, egress_s=profile.front_end.egress_s)
     config = SimConfig(
-        num_ranks=experiment.num_ranks, k_max=profile.k_max, k_granularity=profile.k_granularity, engine=engine,
-        front_end=front_end,
+        num_ranks=experiment.num_ranks, k_max=profile.k_max, k_granularity=profile.k_granularity,
+        engine=engine_of(experiment, profile), front_end=front_end,
     )  # fmt: skip
     own = profile.captured_at(DEFAULT_SIZES if experiment.graphs == "default" else None)
     choice = parse_policy(POLICIES[system])

@@ -21,6 +21,16 @@ DEFAULT_SIZES: tuple[int, ...] = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 1
 """Token counts vLLM 0.32 captures graphs at by default."""
 
 
+def engine_of(experiment: Experiment, profile: Profile) -> EngineConfig:
+    """Return an experiment's engine, where no record of one tells it."""
+    return EngineConfig(
+        num_gpu_blocks=profile.num_gpu_blocks,
+        distributed_executor_backend=profile.distributed_executor_backend,
+        captured_ks=experiment.captured_ks or (),
+        uncaptured_k="next",
+    )
+
+
 def saturation(experiment: Experiment, profile: Profile) -> dict[str, float]:
     """Return the requests a second that one engine finishes while requests wait, by system.
 
@@ -28,14 +38,7 @@ def saturation(experiment: Experiment, profile: Profile) -> dict[str, float]:
     """
     sizes: Sequence[int] | None = DEFAULT_SIZES if experiment.graphs == "default" else None
     cost = profile.captured_at(sizes).cost
-    ks = experiment.captured_ks or ()
-    engine = EngineConfig(
-        num_gpu_blocks=profile.num_gpu_blocks,
-        distributed_executor_backend=profile.distributed_executor_backend,
-        captured_ks=ks,
-        uncaptured_k="next",
-    )
-    config = SimConfig(k_max=profile.k_max, k_granularity=profile.k_granularity, engine=engine)
+    config = SimConfig(k_max=profile.k_max, k_granularity=profile.k_granularity, engine=engine_of(experiment, profile))
     spec = experiment.cells(dict.fromkeys(POLICIES, 1.0))[0].spec
     rates = {}
     for system, policy in POLICIES.items():

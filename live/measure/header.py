@@ -27,46 +27,50 @@ SETTING = re.compile(r"(VLLM|NCCL|NVSHMEM|TORCH_SYMM_MEM|OMP|CUDA)_")
 NO_SETTING = re.compile(r".*(LOG|DEBUG|PROCESS|DIST|HOST|HOME|PORT|PATH|PLUGINS|VISIBLE|TRACK|USAGE)")
 
 
+def known_of(run: Measuring) -> dict[str, Any]:
+    """Return the fields of a header that are known before an engine is started; it may set environment variables."""
+    setup, cpu = run.setup, on_cpu()
+    name, driver = (platform.machine(), "none") if cpu else card.query("name", "driver_version")[0]
+    flags = {key: value for key, value in setup.engine_args().items() if key in ENGINE_FLAGS}
+    return {
+        "model": run.model.name,
+        "model_config": shape_of(run.model.config),
+        "weights": WEIGHTS,
+        "dtype": setup.dtype,
+        "k_max": run.model.config["num_experts_per_tok"],
+        "k_granularity": run.model.k_granularity,
+        "card": name,
+        "num_cards": setup.tensor_parallel_size,
+        "driver": driver,
+        "versions": versions(),
+        "graphs": "default" if setup.captured_sizes is None else "banks" if setup.captured_sizes else "none",
+        "engine_flags": {**flags, **setup.overrides, **({"pin": True} if setup.pin else {})},
+        "async_scheduling": setup.async_scheduling,
+        "command": run.command,
+        "step_clock": "device",
+    }
+
+
 async def header_of(engine: MeasuredEngine, run: Measuring, k_check: str, front_end: dict[str, float]) -> SampleHeader:
     """Return the header of what this engine is about to measure."""
-    setup, cpu = run.setup, on_cpu()
-    k_max = run.model.config["num_experts_per_tok"]
-    name, driver = (platform.machine(), "none") if cpu else card.query("name", "driver_version")[0]
+    known, cpu = known_of(run), on_cpu()
+    known["engine_flags"] |= environment()
     kernels: dict[str, Any] = {"platform": "cpu"}
     if not cpu:
         sizes = [n for n in engine.captured_sizes if n & (n - 1) == 0] or [1, 64, 1024]
         kernels = await engine.call_worker("backends")
         if kernels["moe"].startswith("Triton"):
-            kernels["moe_tiles"] = await engine.call_worker("moe_tiles", sizes, sorted({1, k_max}))
-    args = setup.engine_args()
-    flags = {
-        key: args[key] for key in args
-        if key in ENGINE_FLAGS
-    }  # fmt: skip
+            kernels["moe_tiles"] = await engine.call_worker("moe_tiles", sizes, sorted({1, known["k_max"]}))
     return SampleHeader(
-        model=run.model.name,
-        model_config=shape_of(run.model.config),
-        weights=WEIGHTS,
-        dtype=setup.dtype,
-        k_max=k_max,
-        k_granularity=run.model.k_granularity,
-        card=name,
-        num_cards=setup.tensor_parallel_size,
-        driver=driver,
+        **known,
         clocks={} if cpu else card.clocks(),
-        versions=versions(),
         kernels=kernels,
         captured_sizes=list(engine.captured_sizes),
-        captured_ks=list(setup.captured_ks) if engine.captured_sizes else [],
-        graphs="default" if setup.captured_sizes is None else "banks" if setup.captured_sizes else "none",
+        captured_ks=list(run.setup.captured_ks) if engine.captured_sizes else [],
         k_check=k_check,
-        engine_flags={**flags, **setup.overrides, **({"pin": True} if setup.pin else {}), **environment()},
-        async_scheduling=setup.async_scheduling,
         block_size=engine.block_size,
         num_gpu_blocks=engine.num_gpu_blocks,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        command=run.command,
-        step_clock="device",
         front_end=front_end,
         notes=list(run.plan.notes),
     )

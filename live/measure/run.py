@@ -15,11 +15,11 @@ from simmoe.errors import LiveError, ProfileError
 from simmoe.live.engine.steps import StepRecord
 from simmoe.live.measure import pinning, proof, recording
 from simmoe.live.measure.engine import EngineSetup, MeasuredEngine, Prompt, RequestTimes, import_vllm, running
-from simmoe.live.measure.header import header_of
+from simmoe.live.measure.header import SETTING, header_of, known_of
 from simmoe.live.measure.measuring import Measuring, Progress
 from simmoe.live.measure.plan import Plan
 from simmoe.live.measure.stages import Stages
-from simmoe.profiles.samples import SampleHeader, SampleWriter, read_samples
+from simmoe.profiles.samples import PER_RUN_FIELDS, SampleHeader, SampleWriter, read_samples
 from simmoe.profiles.weights import WEIGHTS, weights_of
 
 #: Seconds of a time limit kept for stopping the engine and fitting the table.
@@ -64,8 +64,7 @@ def write_reference(setup: EngineSetup, ks: Sequence[int], path: Path, batches: 
 
 
 async def _measure(run: Measuring, progress: Progress, deadline_s: float) -> list[str]:
-    old = read_samples(run.out, allow_cut_row=True)[0] if run.out.exists() else None
-    _check_begun(run, old)
+    old = check_begun(run)
     progress("starting the engine", 0, 1)
     async with running(run.setup) as engine:
         await proof.check_captured(engine)
@@ -83,15 +82,17 @@ async def _measure(run: Measuring, progress: Progress, deadline_s: float) -> lis
     return left
 
 
-def _check_begun(run: Measuring, old: SampleHeader | None) -> None:
-    """Refuse to go on with files of other weights, before an engine is started for it.
+def check_begun(run: Measuring) -> SampleHeader | None:
+    """Refuse to go on with files of another engine or of other weights, before one is started for it.
 
-    Args:
-        run: names the files.
-        old: of the sample file; None where there is none.
+    What is known only once it is up, the writer of the samples refuses then.
+
+    Returns:
+        The sample file's header; None where there is no such file.
     Raises:
-        ProfileError: names the file and both weights.
+        ProfileError: names the file and what differs, both ways.
     """
+    old = read_samples(run.out, allow_cut_row=True)[0] if run.out.exists() else None
     begun = {} if old is None else {run.out: old.weights}
     if run.recording_path.exists():
         begun[run.recording_path] = weights_of(recording.read_header(run.recording_path))
@@ -100,6 +101,15 @@ def _check_begun(run: Measuring, old: SampleHeader | None) -> None:
             raise ProfileError(
                 f"'{path}' was begun with the weights '{weights}', engines now have '{WEIGHTS}'; write to another file"
             )
+    for name, value in known_of(run).items() if old is not None else ():
+        began = getattr(old, name)
+        if name == "engine_flags":  # the environment's among them may be the engine's own doing
+            began = {flag: given for flag, given in began.items() if not SETTING.match(flag)}
+        if name not in PER_RUN_FIELDS and began != value:
+            raise ProfileError(
+                f"'{run.out}' was measured with {name} {began}, this engine would have {value}; write to another file"
+            )
+    return old
 
 
 async def _check_k(engine: MeasuredEngine, run: Measuring, progress: Progress) -> str:

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,9 +180,12 @@ def check_new(out: Path) -> None:
     """Raise ``OutputError`` if ``out`` is there already, or no directory can be made there."""
     if out.exists() or out.is_symlink():
         raise OutputError(f"{out}: exists already; choose a new directory or remove it")
-    above = next(parent for parent in out.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise OutputError(f"{out}: {above} is no directory that can be written to; choose another place")
+    above = next(parent for parent in out.absolute().parents if parent.exists() or parent.is_symlink())
+    try:
+        with tempfile.TemporaryDirectory(dir=above):
+            pass
+    except OSError:
+        raise OutputError(f"{out}: {above} is no directory that can be written to; choose another place") from None
 
 
 def copy_companions(source: Path, target: Path, *, skip: Iterable[str] = ("config.json",)) -> None:

@@ -55,8 +55,11 @@ def rows(profiles: Sequence[LayerProfile]) -> list[dict[str, Any]]:
     return table
 
 
-def plot(profiles: Sequence[LayerProfile], out: Path, title: str) -> None:
-    """Draw the figure: left, top-25% share by layer and expert; right, both shares by depth with a 10-90% band."""
+def plot(profiles: Sequence[LayerProfile], out: Path, title: str, kind: str) -> None:
+    """Draw the figure (png, svg or pdf).
+
+    Left, top-25% share by layer and expert; right, both shares by depth with a 10-90% band.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -76,7 +79,7 @@ def plot(profiles: Sequence[LayerProfile], out: Path, title: str) -> None:
     right.set(xlabel="layer", ylabel="share of a token's L1 activation mass", ylim=(0, 1), xticks=layers)
     right.legend()
     figure.suptitle(title)
-    figure.savefig(out, dpi=130)
+    figure.savefig(out, dpi=130, format=kind)
     plt.close(figure)
 
 

@@ -24,7 +24,7 @@ from simmoe.live.evaluate.perplexity import gate_modules, set_budget
 from simmoe.live.refactor.checkpoint import Checkpoint, check_new, copy_companions, new_checkpoint
 from simmoe.live.refactor.families import GATE_TENSOR, RECORD_KEY
 from simmoe.live.training.windows import Windows
-from simmoe.writing import whole_file
+from simmoe.writing import check_place, whole_file
 
 BUDGET_SCHEDULES = ("anneal", "mixed", "sandwich")
 OBJECTIVES = ("lm", "distil")
@@ -71,6 +71,18 @@ class FinetuneConfig:
         return self.k_start + min(span - 1, step * span // self.steps)
 
 
+def check_places(out: Path, state_path: Path | None) -> Path:
+    """Make sure that a checkpoint and a run's state can be written; return where the state goes.
+
+    Raises:
+        OutputError: ``out`` exists, or one of them cannot be written.
+    """
+    check_new(out)
+    state_path = state_path or out.parent / f".{out.name}.finetune.pt"
+    check_place(state_path, "the fine-tuning state")
+    return state_path
+
+
 def finetune(
     path: Path,
     tokens: np.ndarray[Any, Any],
@@ -92,7 +104,7 @@ def finetune(
             settings.
         OutputError: ``out`` exists or cannot be written.
     """
-    check_new(out)
+    state_path = check_places(out, state_path)
     source = Checkpoint(path)
     record = _linear_record(source)
     _check(config, source)
@@ -105,7 +117,6 @@ def finetune(
     if config.objective == "distil":
         teacher = _teacher(model, rows, record["splits"] * record["original"]["top_k"])
     optimizer = torch.optim.AdamW(masters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    state_path = state_path or out.parent / f".{out.name}.finetune.pt"
     run = _identity(config, tokens, masters)
     first = _resume(state_path, run, masters, rows, optimizer)
     if first:

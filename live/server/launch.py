@@ -165,6 +165,11 @@ class EngineLaunch:
         EngineOptions(k_max=self.k_max, **read_options(EngineOptions, CONFIG_KEY, config[CONFIG_KEY]))
         PolicyOptions.given(config[POLICY_KEY])
 
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether the engines are to capture CUDA graphs; how many, their memory decides."""
+        return "--enforce-eager" not in self.arguments(0)
+
     def recordings(self) -> list[Path]:
         """Return where the engines record what their policies see and answer; none: they do not."""
         return [self._recording(rank) for rank in range(self.num_ranks)] if self.decisions else []

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from simmoe.cli import run as simmoe
+from simmoe.profiles.catalog import load_profile
+from simmoe.profiles.table_file import write_table
 
 needs_server = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("httptools", "uvloop", "prometheus_client")),
@@ -144,3 +146,65 @@ def test_validate_refuses_a_profile_of_another_model(
     line = refused(capsys, 2, "validate", "--profile", "olmoe-1b-7b-split4-h200", *arguments)
     assert line.endswith("has k_max 32; the live engines have 8")
     assert not (tmp_path / "out").exists()
+
+
+def test_validate_refuses_a_profile_without_graphs_for_engines_with_some(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And starts engines that will have none."""
+    write_table(tmp_path / "eager.json", load_profile(PROFILE).table.without_graphs())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    out = tmp_path / "out"
+    arguments = ["validate", "--model", str(model), "--profile", str(tmp_path / "eager.json"), "--rate", "9"]
+    arguments += ["--mu", "4", "--out", str(out)]
+    for graphs in ("keyed", "default"):
+        line = refused(capsys, 2, *arguments, "--graphs", graphs)
+        assert line.endswith("was measured without graphs; there are no times of any") and not out.exists()
+    for without in (["--graphs", "none"], ["--", "--enforce-eager"]):
+        with pytest.raises(Started):
+            simmoe([*arguments, *without])
+
+
+MEASURE, LAYER = ["profile", "measure", "--raw", "PLACE.jsonl"], ["profile", "layer", "--out", "PLACE-layer.json"]
+TABLE = ["profile", "measure", "--raw", "ELSEWHERE.jsonl", "--out", "PLACE.json"]
+SPLIT = ["refactor", "MODEL", "--calibration", "TEXT", "--out", "PLACE"]
+INSPECT = ["refactor", "inspect", "MODEL", "--calibration", "TEXT", "--out", "PLACE.png"]
+FINETUNE = ["refactor", "finetune", "MODEL", "--text", "TEXT", "--out", "PLACE"]
+STATE = ["refactor", "finetune", "MODEL", "--text", "TEXT", "--out", "ELSEWHERE", "--state", "PLACE.pt"]
+LIVE = ["live", "run", "--model", "MODEL", "--rate", "9", "--mu", "4", "--out", "PLACE"]
+VALIDATE = ["validate", "--model", "MODEL", "--profile", PROFILE, "--rate", "9", "--mu", "4", "--out", "PLACE"]
+
+
+FOLDERS = {"split": SPLIT, "finetune": FINETUNE, "live": LIVE, "validate": VALIDATE}
+FILES = {"measure": MEASURE, "layer": LAYER, "table": TABLE, "inspect": INSPECT, "state": STATE}
+PLACES = [
+    *((name, place) for name in (*FOLDERS, *FILES) for place in ("/proc/none/a", "file/a")),
+    *((name, "nowhere/a") for name in FOLDERS),  # a file's folders are made, wherever links lead
+    *((name, "taken") for name in (*FOLDERS, *FILES) if name != "validate"),  # has folders of its own in there
+]
+
+
+@pytest.mark.parametrize(("name", "place"), PLACES)
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(
+    name: str, place: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A folder that takes no file, one that is a file, a link to nowhere, and something else in its place."""
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none" / "whatever")
+    (tmp_path / "text").write_text("words " * 99)
+    words = {"MODEL": str(model), "TEXT": str(tmp_path / "text"), "ELSEWHERE": str(tmp_path / "elsewhere")}
+    arguments = []
+    for word in (command := {**FOLDERS, **FILES}[name]):
+        for said, value in words.items():
+            word = word.replace(said, value)
+        if place == "taken" and "PLACE" in word:
+            (tmp_path / word.replace("PLACE", "taken")).mkdir()
+            (tmp_path / word.replace("PLACE", "taken") / "kept").touch()
+        arguments.append(word.replace("PLACE", str(tmp_path / place)))
+    monkeypatch.setattr("simmoe.commands.profile_layer.find_spec", lambda name: object())
+    monkeypatch.setattr("simmoe.live.measure.card.refuse_busy", lambda *cards: None)
+    if command[0] == "refactor" and find_spec("safetensors") is None:
+        pytest.skip("refactoring is not installed: pip install 'simmoe[refactor]'")
+    where = place.split("/a")[0] if place != "/proc/none/a" else "/proc"
+    assert where in refused(capsys, 5, *arguments)

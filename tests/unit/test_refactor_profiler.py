@@ -135,5 +135,5 @@ def test_concentration_of_known_activations(tmp_path: Path) -> None:
     profile = LayerProfile(0, activations, torch.zeros(3, 4), torch.zeros(3, 4), kept, kept)
     assert np.allclose(concentration.top_mass(profile, 0.25), [0.25, 1.0, np.nan], equal_nan=True)
     assert np.allclose(concentration.top_mass(profile, 0.10)[:2], [0.10, 1.0])
-    concentration.plot([profile], tmp_path / "figure.png", "known")
+    concentration.plot([profile], tmp_path / "figure.png", "known", "png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -30,6 +30,7 @@ from simmoe.traces.build import build_workload
 
 if TYPE_CHECKING:
     from simmoe.live.driving.live_run import LiveResult
+    from simmoe.live.server.launch import EngineLaunch
 
 #: Lines of the summary that only steps can tell.
 _FROM_STEPS = ("budget k", "busy", "KV")
@@ -101,6 +102,7 @@ def drive(
     record_decisions: bool,
     out: str | None,
     vllm_arguments: Sequence[str],
+    before_starting: Callable[[EngineLaunch], None] = lambda launch: None,
     before_sending: Callable[[RunRecord], None] = lambda record: None,
     **options: Any,
 ) -> int:
@@ -108,6 +110,7 @@ def drive(
 
     Args:
         model, replicas, ..., vllm_arguments, options: as given to the command.
+        before_starting: told how engines will be started here, before any is.
         before_sending: see :func:`simmoe.live.driving.live_run.run_live`.
     """
     if bool(model) == bool(url):
@@ -155,6 +158,7 @@ def drive(
         launch.check_devices()
         launch.check_options()
         launch.check_policy(loaded.cost().prefill_s)
+        before_starting(launch)
     with record_folder(out) if out else nullcontext() as folder:
         if launch:
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

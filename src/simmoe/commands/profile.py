@@ -13,7 +13,7 @@ from simmoe.commands.profile_check import check
 from simmoe.commands.profile_diff import diff
 from simmoe.commands.profile_layer import layer
 from simmoe.commands.profile_roofline import roofline
-from simmoe.errors import UsageError
+from simmoe.errors import OutputError, UsageError
 from simmoe.profiles.catalog import DEFAULT_PROFILE
 
 
@@ -240,6 +240,7 @@ def measure(
 ) -> None:
     """Measure a model on this machine's GPU through vLLM, prove the k that ran, and fit the table."""
     from simmoe.commands.profile_measure import MeasureOptions, measure_samples
+    from simmoe.writing import check_place
 
     limit_s = float("inf") if time_limit is None else time_limit
     ascending = tuple(sorted(set(budgets)))
@@ -247,6 +248,11 @@ def measure(
         model, split, raw, graphs, sync, ascending, max_tokens, tensor_parallel, expert_parallel, passes,
         recording_seconds, pin, gpu_memory_utilization, limit_s,
     )  # fmt: skip
+    check_place(raw, "the samples")
+    if raw.suffix == ".gz":
+        raise OutputError(f"cannot write samples to '{raw}': rows are appended plain; compress it afterwards")
+    if out is not None:
+        check_place(out, "the table")
     left = measure_samples(options)
     click.echo(
         f"wrote {raw}" + (f"; still to be measured, by the same command: {', '.join(left)}" if left else ""), err=True

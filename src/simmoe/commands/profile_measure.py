@@ -9,6 +9,7 @@ from pathlib import Path
 
 from simmoe.commands.asked_layout import require_budgets, require_cards
 from simmoe.errors import MissingDependency
+from simmoe.writing import check_place
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def measure_samples(options: MeasureOptions) -> list[str]:
     from rich.console import Console
     from rich.progress import Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from simmoe.live.measure import Measuring, card, measure
+    from simmoe.live.measure import Measuring, card, check_begun, measure
     from simmoe.live.measure.layout import layout_of
     from simmoe.live.measure.loads import Loads
     from simmoe.live.measure.models import read_split, write_model
@@ -100,7 +101,6 @@ def measure_samples(options: MeasureOptions) -> list[str]:
         pin=options.pin,
         memory_utilization=options.memory_utilization,
     )
-    write_model(model.config, folder, setup.max_model_len)
     run = Measuring(
         model=model,
         setup=setup,
@@ -111,6 +111,11 @@ def measure_samples(options: MeasureOptions) -> list[str]:
         time_limit_s=options.time_limit_s - (time.monotonic() - start_s),
         command=options.command(short),
     )
+    check_begun(run)
+    check_place(run.recording_path, "recordings")
+    check_place(run.layer_path, "the layer's times")
+    check_place(folder / "config.json", "the model")
+    write_model(model.config, folder, setup.max_model_len)
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), TaskProgressColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simmoe.errors import MissingDependency, OutputError, UsageError
+from simmoe.commands.profile_plot import check_name
+from simmoe.errors import MissingDependency, UsageError
+from simmoe.writing import check_place, whole_file
 
 if TYPE_CHECKING:
     from simmoe.live.refactor.anneal import Schedule
@@ -92,7 +94,7 @@ def split(
 @refactor.command()
 @_MODEL
 @_CALIBRATION
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the figure (PNG) here.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the figure here, e.g. a PNG.")
 @_CALIBRATION_TOKENS
 @_TOKENS_PER_EXPERT
 @_SEED
@@ -102,6 +104,9 @@ def inspect(
     device: str | None,
 ) -> None:  # fmt: skip
     """Show how concentrated MODEL_DIR's activations are, by layer and expert (the paper's Fig. 3)."""
+    if out is not None:  # the model takes minutes to run
+        check_name(out)
+        check_place(out, "the figure")
     engine = _engine()
     from simmoe.live.refactor import concentration
     from simmoe.live.refactor.checkpoint import Checkpoint
@@ -122,10 +127,9 @@ def inspect(
     medians = [concentration.overall_median(profiles, fraction) for fraction in concentration.FRACTIONS]
     click.echo(f"median over layers and experts: top 10% carry {medians[0]:.1%}, top 25% carry {medians[1]:.1%}")
     if out is not None:
-        try:
-            concentration.plot(profiles, out, f"{model_dir.name}, {calibration_tokens} calibration tokens")
-        except (OSError, ValueError) as error:
-            raise OutputError(f"--out {out}: cannot be written ({error})") from error
+        with whole_file(out, "the figure") as partial:
+            title = f"{model_dir.name}, {calibration_tokens} calibration tokens"
+            concentration.plot(profiles, partial, title, out.suffix.lower()[1:])
         _say(f"figure: {out}")
 
 
@@ -158,7 +162,7 @@ def finetune(
     engine = _engine()
     import numpy as np
 
-    from simmoe.live.refactor.finetune import FinetuneConfig
+    from simmoe.live.refactor.finetune import FinetuneConfig, check_places
     from simmoe.live.refactor.finetune import finetune as run
 
     config = FinetuneConfig(
@@ -166,6 +170,7 @@ def finetune(
         learning_rate=learning_rate, budget_schedule=budgets, objective=objective, k_start=k_start, k_end=k_end,
         seed=seed,
     )  # fmt: skip
+    check_places(out, state)
     content = engine.read_text(text, "--text")
     ids = engine.load_tokenizer(model_dir)(content, verbose=False)["input_ids"]
     run(

@@ -25,7 +25,7 @@ from simmoe.commands.record_folder import record_folder
 from simmoe.commands.recorded_config import captured_sizes, live_engine, require_k_max, require_same_k_max, whole_number
 from simmoe.commands.without_effect import refuse_given
 from simmoe.errors import LiveError, RecordError, SimmoeError, UsageError
-from simmoe.live.server.launch import read_k_max
+from simmoe.live.server.launch import EngineLaunch, read_k_max
 from simmoe.policies.registry import PolicyChoice, parse_policy
 from simmoe.profiles.catalog import Profile, load_profile
 from simmoe.profiles.weights import are_others, described, weights_of_table
@@ -76,7 +76,10 @@ def _validate(
             sim = held.enter_context(record_folder(str(folder / "sim")))
             live = str(folder / "live")
             try:
-                drive(out=live, profile=profile, before_sending=partial(_require_simulable, loaded), **options)
+                drive(
+                    out=live, profile=profile, before_starting=partial(_require_times, loaded),
+                    before_sending=partial(_require_simulable, loaded), **options,
+                )  # fmt: skip
             except LiveError:
                 if not (folder / "live" / "manifest.json").exists():
                     raise
@@ -137,6 +140,16 @@ validate = click.Command(
         *(parameter for parameter in live_run.params if parameter.name not in _OWN),
     ],
 )
+
+
+def _require_times(profile: Profile, launch: EngineLaunch) -> None:
+    """Refuse engines that will have graphs where the profile has no times of any; whether they did, they tell later.
+
+    Raises:
+        UsageError: as :func:`simulate_like`.
+    """
+    if launch.captures_graphs:
+        profile.captured_at((1,))
 
 
 def _require_simulable(profile: Profile, live: RunRecord) -> None:
