@@ -82,13 +82,11 @@ class LocalExecutor:
                     index_of = {pool.submit(attempt, cell): index for index, cell in enumerate(cells)}
                 pending: set[Future[Outcome]] = set(index_of)
                 while pending:
-                    if interrupts:
-                        raise KeyboardInterrupt
                     done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                    for future in sorted(done, key=index_of.__getitem__):
-                        yield index_of[future], future.result()
-                    if not done:
-                        yield None
+                    for future in sorted(done, key=index_of.__getitem__) or [None]:
+                        if interrupts:
+                            raise KeyboardInterrupt
+                        yield (index_of[future], future.result()) if future else None
                 is_done = True
             except BrokenProcessPool:
                 raise SimmoeError(
