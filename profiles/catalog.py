@@ -64,7 +64,7 @@ class Profile:
         """Return a fresh step cost of an engine that has graphs at some budgets alone.
 
         Args:
-            async_scheduling: whether the host's time overlaps the device's.
+            async_scheduling: whether the host composes a step while the device runs the one before.
             graph_ks: budgets with graphs; empty: every one.
         """
         cost = self.cost(async_scheduling)

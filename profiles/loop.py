@@ -10,6 +10,8 @@ Workers in processes of their own (vLLM's executor ``mp``, as with tensor parall
 The loop composes a step though the one before is still being launched, and takes one in when the device is done with
 it: a train of like steps then takes the longer of the device and the launch alone, unless taking in and composing last
 longer than either, as of many hundred sequences.
+
+With synchronous scheduling a step is composed once the one before has been taken in, whoever launches it.
 """
 
 from __future__ import annotations
@@ -47,3 +49,15 @@ def paces(steps: Iterable[tuple[bool, StepParts]], distributed_executor_backend:
         host_free_s = composed_s if launches_apart else launched_s
         free_s = max(ended_s, host_free_s) + before.update_s if follows else host_free_s
         workers_free_s, ended_s, before = launched_s, end_s, parts
+
+
+def synchronous_paces(steps: Iterable[tuple[bool, StepParts]]) -> Iterator[float]:
+    """Yield the same of an engine that schedules synchronously.
+
+    Args:
+        steps: whether each was composed as soon as the one before had been taken in, and what it takes.
+    """
+    before = StepParts(0.0)
+    for follows, parts in steps:
+        yield (before.update_s if follows else 0.0) + parts.alone_s - parts.update_s
+        before = parts

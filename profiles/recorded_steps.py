@@ -17,6 +17,9 @@ CALIBRATION = "calibration"
 #: The host saw a step's tokens this soon after the device was done with it: it had been waiting for it.
 WAITED_S = 0.6e-3
 
+#: A synchronous engine that is busy composes the next step so soon after it has taken one in.
+AT_ONCE_S = 1e-3
+
 #: The device was idle before a step where it began later than this share of the pace after the step before.
 IDLE_SHARE = 0.02
 
@@ -33,8 +36,8 @@ class RecordedStep(NamedTuple):
     """Its shape, and under the step clock the seconds from the end of the step before to its own; where it does not
     follow one, from its scheduling to its output."""
     follows: bool
-    """It was scheduled before the output of the step before arrived: the engine was kept busy, its scheduling
-    asynchronous, and nothing but the loop itself decided when it ended."""
+    """It was scheduled before the output of the step before arrived, or of a synchronous engine at once when that had
+    been taken in: the engine was kept busy, and nothing but the loop itself decided when it ended."""
     worker_launch_s: float | None = None
     """What the worker took to launch it."""
     device_bound: bool | None = None
@@ -59,6 +62,7 @@ def read_recording(
     captured_sizes: Sequence[int],
     captured_ks: Sequence[int] = (),
     distributed_executor_backend: str = "uni",
+    async_scheduling: bool = True,
 ) -> list[RecordedStep]:
     """Return every step of a file's recordings, in order.
 
@@ -71,6 +75,8 @@ def read_recording(
         captured_ks: budgets its graphs were captured at; a step at any other had its kernels launched one by one.
             Empty: every budget.
         distributed_executor_backend: 'uni', its loop launched; 'mp', workers of their own did.
+        async_scheduling: whether it composed a step while the one before ran. Where it did not, what the host took for
+            a step is not told apart.
     Raises:
         ProfileError: names the file, the line and what is wrong with it.
     """
@@ -84,7 +90,7 @@ def read_recording(
         if step is None:
             train, times = [], []
             continue
-        follows = bool(train) and step["start_s"] <= train[-1]["output_s"]
+        follows = bool(train) and step["start_s"] <= _free_s(train[-1], async_scheduling)
         train = [*train[-2:], step] if follows else [step]
         times = [*times[-2:], _times(step, times[-1])] if follows else [_times(step)]
         seconds = _pace_s(train[-2], step) if follows else step["output_s"] - step["start_s"]
@@ -93,6 +99,9 @@ def read_recording(
             sample = _sample(step, seconds, "graphs" if captured else "eager", recording != CALIBRATION)
         except ProfileError as error:
             raise ProfileError(f"'{os.fspath(path)}' line {number}: {error}") from None
+        if not async_scheduling:
+            steps.append(RecordedStep(recording, sample, follows, step.get("launch_s")))
+            continue
         launch_s = None
         if len(train) == 3:
             launch_s = step.get("launch_s") if launches_apart else times[-1].launch_s(times[0])
@@ -111,6 +120,14 @@ def read_recorded_steps(
 ) -> list[Sample]:
     """Return the samples of :func:`read_recording` of steps that followed another without a pause."""
     return [step.sample for step in read_recording(path, captured_sizes, captured_ks) if step.follows]
+
+
+def _free_s(before: Mapping[str, Any], async_scheduling: bool) -> float:
+    """Return when a step must have been begun at the latest that followed another without a pause."""
+    if async_scheduling:
+        return float(before["output_s"])
+    taken_in_s = before.get("update_end_s")
+    return float(before["output_s"] if taken_in_s is None else taken_in_s) + AT_ONCE_S
 
 
 def _times(step: Mapping[str, Any], before: LoopTimes | None = None) -> LoopTimes:

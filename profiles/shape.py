@@ -32,10 +32,11 @@ class StepShape(NamedTuple):
 
 
 class DecodeLine(NamedTuple):
-    """Seconds of a decode-only step at fixed sequences and budget: ``max(floor_s, base_s + per_kv_token_s * kv)``.
+    """Seconds of a decode-only step at fixed sequences and budget: the device's are ``base_s + per_kv_token_s * kv``.
 
-    Evaluated in exactly this order, in floats or in float64 arrays, it equals ``step_s`` of the same shape bit for bit;
-    the simulator's fast-forward rests on it. Where workers of their own launch, ``floor_s`` holds ``update_s`` besides.
+    Evaluated in exactly this order, in floats or in float64 arrays, that equals the part of the same shape bit for bit;
+    the simulator's fast-forward rests on it. The host's part is ``floor_s``, which under asynchronous scheduling no
+    step goes below; where workers of their own launch, that holds ``update_s`` besides.
     """
 
     base_s: float
@@ -50,7 +51,8 @@ class DecodeLine(NamedTuple):
 class StepParts(NamedTuple):
     """What a step takes of the two that work on it. Under asynchronous scheduling the host's part overlaps the device's
     of other steps, and a train of like steps is as fast as the larger of both; where workers in processes of their own
-    launch, as the larger of the device's part and the launch.
+    launch, as the larger of the device's part and the launch. Under synchronous scheduling, the launch alone overlaps
+    the device's part, of the same step.
     """
 
     device_s: float
@@ -60,12 +62,20 @@ class StepParts(NamedTuple):
     """Of ``host_s``, the part that follows its output: to take that in. The rest comes before it runs."""
     wait_s: float = 0.0
     """Of that rest, the part that is over before the device can begin: a graph is launched whole, nearly at the end,
-    where of kernels launched one by one the first can run at once."""
+    where of kernels launched one by one the first can run at once, or once the step's inputs are prepared."""
 
     @property
     def launch_s(self) -> float:
         """Of ``host_s``, the part that comes before its output: to compose and launch it."""
         return self.host_s - self.update_s
+
+    @property
+    def alone_s(self) -> float:
+        """From when it is composed to when its output is taken in, while no other step is under way.
+
+        No less than either part, and no more than both together.
+        """
+        return max(self.host_s, self.wait_s + self.device_s + self.update_s)
 
     @property
     def tail_s(self) -> float:
@@ -86,7 +96,7 @@ class StepCost(Protocol):
         ...
 
     def parts_s(self, shape: StepShape, /) -> StepParts:
-        """Return the parts of a step: ``step_s`` is the larger of both, or all of it the first where they add."""
+        """Return the parts of a step: ``step_s`` is the larger of both, or of a synchronous engine ``alone_s``."""
         ...
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:

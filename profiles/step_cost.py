@@ -9,9 +9,14 @@ A step of n tokens at budget k occupies the device for
 and the host for ``base + per sequence``, by launch path; more with prompts beside decodes where those are launched
 apart.
 With asynchronous scheduling the host composes the next step while the device runs this one, and in a train of like
-steps each lasts as long as the slower of the two; otherwise they add. Of the host's share ``update`` follows the step's
-output, and all but ``graph_tail`` of a graph's launch is over before the device can begin it. Every term is non-
-negative and none falls as any part of the shape grows, so neither does the sum.
+steps each lasts as long as the slower of the two. Of the host's share ``update`` follows the step's output, and all but
+``graph_tail`` of a graph's launch is over before the device can begin it.
+
+With synchronous scheduling a step is composed when the one before has been taken in. The host prepares its inputs, and
+then launches one graph, or the pieces of one, or kernels one by one: whichever, the device begins when it would begin
+the graph of as many decoding sequences. Once both it and the launch are done the step is taken in.
+
+Every term is non-negative and none falls as any part of the shape grows, so neither does a step.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from simmoe.profiles.beyond import Rooflines
 from simmoe.profiles.grid import Grid
 from simmoe.profiles.interpolation import interpolated
 from simmoe.profiles.shape import DecodeLine, StepParts, StepShape
-from simmoe.profiles.table import GridTable, HostShare, StepTable
+from simmoe.profiles.table import NO_SHARE, GridTable, HostShare, StepTable
 
 #: T(n, k) is asked without saying how many prompts the n tokens are; prompts of this length are assumed.
 PROMPT_TOKENS = 1024
@@ -73,7 +78,7 @@ class ProfileStepCost:
 
     Args:
         surfaces: the prepared table.
-        async_scheduling: whether the host's time overlaps the device's.
+        async_scheduling: whether the host composes a step while the device runs the one before.
     """
 
     def __init__(self, surfaces: Surfaces, async_scheduling: bool) -> None:
@@ -88,7 +93,7 @@ class ProfileStepCost:
         )
         self._mixed_share = terms.mixed_decode_share
         self._least_decode_s = table.decode.cells[0][0].device_s
-        self._host_adds = not async_scheduling
+        self._is_async = async_scheduling
         eager = table.host["eager"]
         self._full = table.host.get("full", eager)
         self._piecewise = table.host.get("piecewise", eager)
@@ -100,6 +105,13 @@ class ProfileStepCost:
         within = {share: _within(table.update, share) for share in shares}
         self._updates = dict.fromkeys(shares, table.update) if self._launches_apart else within
         self._graph_tail_s = table.graph_tail_s
+        # What a host has to do before it launches a graph. Unless it is known when the device begins one, it does so
+        # when all is launched; without graphs, as far as is known, at once.
+        before = self._full if table.captured_sizes else NO_SHARE
+        taken_in = NO_SHARE if self._launches_apart else _within(table.update, before)
+        self._prepares = HostShare(
+            before.base_s - taken_in.base_s - (self._graph_tail_s or 0.0), before.per_seq_s - taken_in.per_seq_s
+        )
         self._largest_captured = self._prefill.largest_captured
         self._k_first, self._k_last = self._prefill.ks[0], self._prefill.ks[-1]
         self._lines: dict[tuple[int, int], DecodeLine] = {}
@@ -115,13 +127,16 @@ class ProfileStepCost:
         Args:
             shape: at least one token; ``k_exec`` at least 1.
         """
-        device_s, host_s, update_s, _ = self.parts_s(shape)
+        parts = self.parts_s(shape)
+        if not self._is_async:
+            return parts.alone_s
+        device_s, host_s, update_s, _ = parts
         if self._launches_apart:  # outputs are taken in meanwhile
             host_s -= update_s
         return device_s if device_s > host_s else host_s
 
     def parts_s(self, shape: StepShape, /) -> StepParts:
-        """Return the device's and the host's part of a step; where they add, the first is both.
+        """Return the device's and the host's part of a step.
 
         Args:
             shape: at least one token; ``k_exec`` at least 1.
@@ -159,7 +174,9 @@ class ProfileStepCost:
         update_s = update.base_s + update.per_seq_s * (prompts + decodes)
         if self._launches_apart:
             host_s += update_s
-        return StepParts(device_s + host_s) if self._host_adds else StepParts(device_s, host_s, update_s)
+        if self._is_async:
+            return StepParts(device_s, host_s, update_s)
+        return StepParts(device_s, host_s, update_s, self._prepared_s(prompts + decodes, host_s - update_s))
 
     def decode_line(self, num_decode_seqs: int, k_exec: int, /) -> DecodeLine:
         """Return the line a decode-only step of this many sequences follows as its KV grows."""
@@ -174,13 +191,12 @@ class ProfileStepCost:
         update_s = update.base_s + update.per_seq_s * num_decode_seqs
         if self._launches_apart:
             host_s += update_s
-        if self._host_adds:
-            line = DecodeLine(device_s + host_s, slope_s, 0.0)
-        else:
-            wait_s = 0.0
-            if self._graph_tail_s is not None and num_decode_seqs <= self._largest_captured:
-                wait_s = max(0.0, host_s - update_s - self._graph_tail_s)
-            line = DecodeLine(device_s, slope_s, host_s, update_s, wait_s)
+        wait_s = 0.0
+        if not self._is_async:
+            wait_s = self._prepared_s(num_decode_seqs, host_s - update_s)
+        elif self._graph_tail_s is not None and num_decode_seqs <= self._largest_captured:
+            wait_s = max(0.0, host_s - update_s - self._graph_tail_s)
+        line = DecodeLine(device_s, slope_s, host_s, update_s, wait_s)
         self._lines[num_decode_seqs, k_exec] = line
         return line
 
@@ -200,6 +216,11 @@ class ProfileStepCost:
     def _kv_slope_s(self, num_decode_seqs: int) -> float:
         """Return the seconds a KV token adds to a step of so many decoding sequences."""
         return interpolated(self._kv_sizes, self._kv_slopes, num_decode_seqs)
+
+    def _prepared_s(self, num_seqs: int, launch_s: float) -> float:
+        """Return how long a synchronous host is at a step of so many sequences, of the launch, before it can begin."""
+        base_s, per_seq_s = self._prepares
+        return min(max(0.0, base_s + per_seq_s * num_seqs), launch_s)
 
     def _count(self, grid: Grid, kind: str, size: int, k: int) -> None:
         if grid.outside_sizes(size):

@@ -7,7 +7,8 @@ the step after is launched. There it starts on the step already composed, compos
 Where workers in processes of their own launch steps, one after another (vLLM's executor ``mp``), the host only sends
 them what it composes, and waits for no launch before it goes on.
 
-Synchronous scheduling composes and runs each step when the last one ends; the host's time is then part of the step's.
+Synchronous scheduling composes each step when the last one has been taken in; the device runs it while it is launched,
+and waits for the host from its end until it can begin the next.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Engine:
         if not self._filling:
             if not self._advance(now):
                 return
-            if self._host_free_s > now:
+            if self.lead == 2 and self._host_free_s > now:
                 self._filling = True
                 self._set_alarm(self._host_free_s)
                 return

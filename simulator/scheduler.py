@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from simmoe.policies.asking import Asker
 from simmoe.policies.protocols import ADMIT_ALL, BatchPolicy, StepPlan
 from simmoe.policies.views import RequestView
-from simmoe.profiles.shape import StepCost, StepParts, StepShape
+from simmoe.profiles.shape import StepCost, StepShape
 from simmoe.simulator.config import EngineConfig
 from simmoe.simulator.decode_set import DecodeSet
 from simmoe.simulator.kv_blocks import blocks_for
@@ -106,8 +106,7 @@ class Scheduler:
             k_exec = self.step_ks[prompts.k_exec]
             qos_slots += prompts.qos_slots
             shape = StepShape(prompts.num_tokens, prompts.kv_pairs, prompts.num_seqs, num_decodes, kv_tokens, k_exec)
-        cost = self.cost
-        parts = cost.parts_s(shape) if self.config.async_scheduling else StepParts(cost.step_s(shape))
+        parts = self.cost.parts_s(shape)
         num_waiting, num_running = len(self.waiting.by_id), len(self.running)
         step = Step(index, parts, k_exec, qos_slots, num_decodes, kv_tokens, num_waiting, num_running)
         self.next_index = index + 1

@@ -29,10 +29,10 @@ class Stretch:
     __slots__ = (
         "_decodes",
         "_device_ends",
-        "_is_async",
         "_kv_start",
         "_launch_begins",
         "_launch_s",
+        "_lead",
         "_line",
         "boundaries",
         "first_index",
@@ -74,20 +74,19 @@ class Stretch:
         self.k_exec = k_exec
         self._line = line
         self._kv_start = decodes.kv_tokens(executing.index)
-        self._is_async = composed is not None
-        self._launch_s = line.floor_s - line.update_s if composed is not None else 0.0
+        self._lead = 1 if composed is None else 2
+        self._launch_s = line.floor_s - line.update_s
         self._device_ends = [executing.end_s]
         """When each step ends on the device, up to where the device waits for the host, and will from there on."""
-        self.boundaries: list[float] = []
-        """[num_skipped + 1] when each step's output has been taken in, and the next but one is composed."""
+        self.boundaries = [max(executing.end_s, host_free_s) + executing.update_s]
+        """[num_skipped + 1] when each step's output has been taken in, and the next that is not is composed: with
+        asynchronous scheduling, the next but one."""
         self._launch_begins = self.boundaries
         """[num_skipped + 1] when the launch of that begins; of a host that launches, the same list."""
         if composed is None:
-            self.boundaries = self._launch_begins = self._device_ends
-            self._append_back_to_back(self.num_skipped + 1)
+            self._append_one_by_one(self.num_skipped + 1)
             return
         self._device_ends.append(composed.end_s)
-        self.boundaries.append(max(executing.end_s, host_free_s) + executing.update_s)
         if workers_free_s is not None:
             self._launch_begins = [max(self.boundaries[0], workers_free_s)]
         self._append_launched(self.num_skipped + 2, composed.update_s)
@@ -145,14 +144,43 @@ class Stretch:
                 return
             before_s, update_s = end_s, line_update_s
             if host_launches and begin_s + wait_s >= before_s and base + slope * kv_last <= host_s - MARGIN_S:
-                self._append_held_up(num_steps)
+                self._append_held_up(num_steps - 1)
                 return
 
+    def _append_one_by_one(self, num_steps: int) -> None:
+        """Add boundaries of steps that are composed once the one before has been taken in."""
+        boundaries, seqs = self.boundaries, self._decodes.num_seqs
+        base, slope, _, update_s, wait_s = self._line
+        launch_s = self._launch_s
+        kv_tokens, kv_end = self._kv_start + seqs, self._kv_start + seqs * num_steps
+        if wait_s + (base + slope * (kv_end - seqs)) <= launch_s - MARGIN_S:
+            self._append_held_up(num_steps)
+            return
+        now = boundaries[-1]
+        for kv in range(kv_tokens, kv_end, seqs):
+            device_s = base + slope * kv
+            if wait_s + device_s >= launch_s + MARGIN_S and kv_end - kv >= SHORT * seqs:
+                break  # so are all that follow
+            launched_s, end_s = now + launch_s, (now + wait_s) + device_s
+            now = (launched_s if launched_s > end_s else end_s) + update_s
+            boundaries.append(now)
+        if len(boundaries) == num_steps:
+            return
+        kvs = np.arange(self._kv_start + seqs * len(boundaries), kv_end, seqs, dtype=np.float64)
+        turns = np.empty(3 * len(kvs) + 1)
+        turns[0], turns[1::3], turns[3::3] = now, wait_s, update_s
+        turns[2::3] = base + slope * kvs
+        boundaries += np.add.accumulate(turns, out=turns)[3::3].tolist()
+
     def _append_held_up(self, num_steps: int) -> None:
-        """Add boundaries of steps for which the device waits: the host launches each when done with the one before."""
+        """Add boundaries of steps for which the device waits: the host launches each when done with the one before.
+
+        Args:
+            num_steps: that will have a boundary.
+        """
         boundaries = self.boundaries
         launch_s, update_s = self._launch_s, self._line.update_s
-        num_boundaries = num_steps - 1 - len(boundaries)
+        num_boundaries = num_steps - len(boundaries)
         now = boundaries[-1]
         if num_boundaries < SHORT:
             for _ in range(num_boundaries):
@@ -165,25 +193,21 @@ class Stretch:
         boundaries += turns[2::2].tolist()
 
     def _append_back_to_back(self, num_steps: int) -> None:
-        """Add steps that each begin when the one before ends."""
+        """Add steps that each begin when the one before ends; the device waits for nobody."""
         ends = self._device_ends
         seqs = self._decodes.num_seqs
-        base, slope, floor, _, _ = self._line
-        if self._is_async:
-            floor = 0.0  # whoever asks has seen that the device waits for nobody
+        base, slope, *_ = self._line
         kv_tokens = self._kv_start + seqs * len(ends)
         kv_end = self._kv_start + seqs * num_steps
         now = ends[-1]
         if num_steps < SHORT:
             for kv in range(kv_tokens, kv_end, seqs):
-                duration = base + slope * kv
-                now += duration if duration > floor else floor
+                now += base + slope * kv
                 ends.append(now)
             return
         times = np.arange(kv_tokens - seqs, kv_end, seqs, dtype=np.float64)
         times *= slope
         times += base
-        np.maximum(times, floor, out=times)
         times[0] = now
         ends += np.add.accumulate(times, out=times)[1:].tolist()
 
@@ -198,9 +222,6 @@ class Stretch:
         num_seqs = decodes.num_seqs
         kv_tokens = self._kv_start + num_seqs * position
         device_s = base + slope * kv_tokens
-        if not self._is_async:
-            update_s = wait_s = 0.0
-            device_s, host_s = device_s if device_s > host_s else host_s, 0.0
         step = Step(
             self.first_index + position,
             (device_s, host_s, update_s, wait_s),
@@ -212,10 +233,7 @@ class Stretch:
             like.num_running,
         )
         ends = self._device_ends
-        if not self._is_async:
-            step.start_s, step.end_s = ends[position - 1], ends[position]
-            return step
-        begin_s = self._launch_begins[position - 2]
+        begin_s = self._launch_begins[position - self._lead]
         start_s, launched_s = begin_s + wait_s, begin_s + step.launch_s
         if position <= len(ends) and start_s < ends[position - 1]:
             start_s = ends[position - 1]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from simmoe.errors import ProfileError
 from simmoe.profiles.checking.same_engine import require_same_engine
-from simmoe.profiles.loop import paces
+from simmoe.profiles.loop import paces, synchronous_paces
 from simmoe.profiles.recorded_steps import RecordedStep, read_recording
 from simmoe.profiles.recording_file import read_header
 from simmoe.profiles.residuals import Predictor
@@ -102,12 +102,14 @@ def checked_steps(table: StepTable, paths: Iterable[str | os.PathLike[str]]) -> 
             raise ProfileError(f"the recording '{os.fspath(path)}' is named twice")
         seen.add(Path(path).resolve())
         header = _header(table, path)
-        recorded = read_recording(path, table.captured_sizes, table.captured_ks, table.distributed_executor_backend)
+        is_async = bool(header.get("async_scheduling", True))
+        backend = table.distributed_executor_backend
+        recorded = read_recording(path, table.captured_sizes, table.captured_ks, backend, is_async)
         if not any(step.follows and step.sample.held_out for step in recorded):
             followed = any(step.follows for step in recorded)
             what = "that was kept out of the fit" if followed else "that followed another without a pause"
             raise ProfileError(f"'{os.fspath(path)}' holds no step {what}; a table is checked on steps it never saw")
-        for step, held_out in _predicted(table, recorded, bool(header.get("async_scheduling", True))):
+        for step, held_out in _predicted(table, recorded, is_async):
             (checked.steps if held_out else checked.calibration).append(step)
     return checked
 
@@ -120,7 +122,7 @@ def _predicted(
     shapes = [r.sample.shape._replace(k_exec=r.sample.k * table.k_granularity) for r in recorded]
     parts = [cost.parts_s(shape) for shape in shapes]
     follows = [r.follows for r in recorded]
-    predicted = [p.device_s for p in parts]
+    predicted = list(synchronous_paces(zip(follows, parts, strict=True)))
     clocked: list[Clocked | None] = [None] * len(parts)
     if async_scheduling:
         backend = table.distributed_executor_backend

@@ -52,7 +52,7 @@ class StepTakenApart:
         table: names a model and a card with a known datasheet.
         efficiencies: of :func:`efficiencies_of`.
         layer_times: of the routed experts of one layer alone, where they were taken.
-        async_scheduling: whether the host's time overlaps the device's.
+        async_scheduling: whether the host composes a step while the device runs the one before.
     Raises:
         UsageError: the table does not say what model on what card it is of.
     """
@@ -74,7 +74,6 @@ class StepTakenApart:
         self._efficiencies = efficiencies
         self._surfaces = Surfaces.of(table)
         self._cost = ProfileStepCost(self._surfaces, async_scheduling)
-        self._adds = not async_scheduling
         self._device = ProfileStepCost(self._surfaces, async_scheduling=True)
         self._layer = _layer_grid(layer_times, rooflines)
 

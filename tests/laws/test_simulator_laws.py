@@ -33,6 +33,12 @@ TIMES = ("dispatched_s", "scheduled_s", "first_token_s", "finished_s")
 BATCH = ("fifo", "tiers", "fixed-k", "tiers,max_wait_s=0.05")
 ROUTE = ("round-robin", "queue-aware", "vllm-0.32", "lanes")
 
+#: Who launches, and whether a step is composed while another runs.
+LOOPS: list[dict[str, Any]] = [
+    *({"distributed_executor_backend": backend} for backend in EXECUTOR_BACKENDS),
+    {"async_scheduling": False},
+]
+
 choices = st.builds(lambda batch, route: f"{batch}+{route}", st.sampled_from(BATCH), st.sampled_from(ROUTE))
 WAKEUPS_S = st.sampled_from([0.0, 0.001, 0.0023])
 front_ends = st.builds(
@@ -115,12 +121,14 @@ def test_fast_forward_is_bit_equal_to_step_by_step(
     assert (fast.ranks, fast.policy_state) == (unrecorded.ranks, unrecorded.policy_state)
 
 
-@given(workloads(max_requests=4), costs(), st.sampled_from([20, 50]), st.sampled_from(EXECUTOR_BACKENDS))
-@settings(max_examples=200)
-def test_long_stretches_are_bit_equal_too(workload: Workload, cost: LinearStepCost, times: int, backend: str) -> None:
+@given(workloads(max_requests=4), costs(), st.sampled_from([20, 50]), st.sampled_from(LOOPS))
+@settings(max_examples=300)
+def test_long_stretches_are_bit_equal_too(
+    workload: Workload, cost: LinearStepCost, times: int, loop: dict[str, Any]
+) -> None:
     """Of more steps than a loop goes through, where the host waits for the device, where it does not, and in turn."""
     longer = dataclasses.replace(workload, output_tokens=times * workload.output_tokens)
-    engine = EngineConfig(num_gpu_blocks=20_000, distributed_executor_backend=backend)
+    engine = EngineConfig(num_gpu_blocks=20_000, **loop)
     config = SimConfig(k_max=K_MAX, engine=engine, record_steps=True)
     assert_bit_equal(longer, config, cost, "fifo+round-robin")
 
@@ -129,11 +137,11 @@ def test_long_stretches_are_bit_equal_too(workload: Workload, cost: LinearStepCo
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 90)), min_size=1, max_size=6),
     st.tuples(*[st.integers(0, 8)] * 3, st.integers(1, 8), st.sampled_from([0.0, 0.25, 1.0])),
     st.sampled_from([0.0, 0.0004]),
-    st.sampled_from(EXECUTOR_BACKENDS),
+    st.sampled_from(LOOPS),
 )
-@settings(max_examples=300)
+@settings(max_examples=400)
 def test_stretches_are_bit_equal_whoever_waits_for_whom(
-    rows: list[tuple[int, int]], parts: tuple[int, int, int, int, float], per_pair_s: float, backend: str
+    rows: list[tuple[int, int]], parts: tuple[int, int, int, int, float], per_pair_s: float, loop: dict[str, Any]
 ) -> None:
     """Launch, update and device each the longest in turn, or as long as one another; prompts longer, or not."""
     launch_prompt, launch_decode, update_seq, base, wait_share = parts
@@ -144,8 +152,7 @@ def test_stretches_are_bit_equal_whoever_waits_for_whom(
     workload = Workload(
         [str(row) for row in range(len(rows))], 0.00071 * (np.cumsum(gaps) - gaps[0]), 40 * ones, outputs, ones
     )
-    engine = EngineConfig(distributed_executor_backend=backend)
-    config = SimConfig(k_max=K_MAX, engine=engine, record_steps=True)
+    config = SimConfig(k_max=K_MAX, engine=EngineConfig(**loop), record_steps=True)
     assert_bit_equal(workload, config, cost, "fifo+round-robin")
 
 
@@ -307,7 +314,7 @@ def test_never_idle_with_admissible_work(
     """While somebody is present the device waits no longer than the host takes to take the last two outputs in, and to
     launch a graph up to where it can begin; or to wake up."""
     config = front_end_like(config, egress_per_token_s=0.0)  # so that a finish tells when its step was taken in
-    update_seq_s, wait_s = (cost.update_seq_s, cost.wait_s) if config.engine.async_scheduling else (0.0, 0.0)
+    update_seq_s, wait_s = cost.update_seq_s, cost.wait_s
     result = run(workload, config, cost, policy)
     steps, requests = result.steps, result.requests
     assert steps is not None
@@ -328,7 +335,7 @@ def test_never_idle_with_admissible_work(
                 assert not ((present < began - 1e-12) & (gone > left + 1e-12)).any()
 
 
-@given(workloads(), engine_configs(async_scheduling=False), costs(), st.sampled_from(BATCH))
+@given(workloads(), engine_configs(async_scheduling=False), costs(hosted=False), st.sampled_from(BATCH))
 @settings(max_examples=200)
 def test_littles_law_is_exact(workload: Workload, engine: EngineConfig, cost: LinearStepCost, policy: str) -> None:
     """The number present, summed over time from the engine's own counts a step, is the time requests are present."""

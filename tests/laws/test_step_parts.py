@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simmoe.policies.registry import parse_policy
-from simmoe.profiles.shape import StepParts, StepShape
+from simmoe.profiles.shape import StepShape
 from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
 from simmoe.profiles.table import HostShare, StepTable
 from simmoe.simulator.config import EngineConfig, SimConfig
@@ -32,14 +32,34 @@ def cost_of(table: StepTable, async_scheduling: bool = True) -> ProfileStepCost:
 
 
 @given(tables_with_updates(), shapes())
-def test_a_step_is_the_larger_of_its_parts_or_where_they_add_all_of_the_first(
+def test_a_step_is_the_larger_of_its_parts_and_a_synchronous_one_no_more_than_both(
     table: StepTable, shape: StepShape
 ) -> None:
     parts = cost_of(table).parts_s(shape)
     assert cost_of(table).step_s(shape) == max(parts.device_s, parts.host_s)
-    added = cost_of(table, async_scheduling=False)
-    assert added.parts_s(shape) == StepParts(added.step_s(shape))
-    assert added.step_s(shape) == pytest.approx(parts.device_s + parts.host_s)
+    synchronous = cost_of(table, async_scheduling=False)
+    alone = synchronous.parts_s(shape)
+    assert alone._replace(wait_s=parts.wait_s) == parts
+    assert synchronous.step_s(shape) == max(alone.host_s, alone.wait_s + alone.device_s + alone.update_s)
+    assert max(parts) <= synchronous.step_s(shape) <= (parts.device_s + parts.host_s) * (1 + 1e-12)
+
+
+@given(tables_with_updates(), shapes(), st.floats(0.0, 3e-3))
+def test_a_synchronous_device_begins_when_the_graph_of_as_many_sequences_would(
+    table: StepTable, shape: StepShape, tail_s: float
+) -> None:
+    """Whatever is launched, its inputs are prepared before; where nothing tells how long that takes, a graph begins
+    when all of it is launched, and host and device add up."""
+    table = dataclasses.replace(table, graph_tail_s=tail_s if table.captured_sizes else None)
+    synchronous = cost_of(table, async_scheduling=False)
+    num_seqs = shape.num_prefill_seqs + shape.num_decode_seqs
+    graph = cost_of(dataclasses.replace(table, captured_sizes=(10**6,)) if table.captured_sizes else table)
+    wait_s = graph.parts_s(StepShape(0, 0, 0, num_seqs, num_seqs, 1)).wait_s
+    parts = synchronous.parts_s(shape)
+    assert parts.wait_s == pytest.approx(min(wait_s, parts.launch_s), abs=1e-15)
+    if table.captured_sizes and not shape.num_prefill_tokens and num_seqs <= table.captured_sizes[-1]:
+        untold = cost_of(dataclasses.replace(table, graph_tail_s=None), async_scheduling=False)
+        assert untold.step_s(shape) == pytest.approx(parts.device_s + parts.host_s, rel=1e-12)
 
 
 @given(tables_with_updates(), shapes(), st.integers(0, 600))
@@ -66,10 +86,12 @@ def test_a_graph_can_begin_its_tail_before_all_is_launched_and_other_steps_at_on
     assert parts._replace(wait_s=0.0) == cost_of(dataclasses.replace(table, graph_tail_s=None)).parts_s(shape)
 
 
-@given(tables_with_updates(), st.integers(1, 600), st.integers(1, 64), st.integers(1, 10**7))
-def test_a_decode_line_has_the_hosts_parts_of_its_steps(table: StepTable, num_seqs: int, k: int, kv: int) -> None:
-    line = cost_of(table).decode_line(num_seqs, k)
-    parts = cost_of(table).parts_s(StepShape(0, 0, 0, num_seqs, kv, k))
+@given(tables_with_updates(), st.integers(1, 600), st.integers(1, 64), st.integers(1, 10**7), st.booleans())
+def test_a_decode_line_has_the_parts_of_its_steps(
+    table: StepTable, num_seqs: int, k: int, kv: int, async_scheduling: bool
+) -> None:
+    line = cost_of(table, async_scheduling).decode_line(num_seqs, k)
+    parts = cost_of(table, async_scheduling).parts_s(StepShape(0, 0, 0, num_seqs, kv, k))
     assert parts == (line.base_s + line.per_kv_token_s * kv, line.floor_s, line.update_s, line.wait_s)
 
 

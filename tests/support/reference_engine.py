@@ -198,9 +198,7 @@ class ReferenceEngine:
             if request.computed == request.prompt + request.sampled:
                 request.sampled += 1
                 samples.append(request)
-        overlaps = self.config.async_scheduling
-        parts = self.cost.parts_s(shape) if overlaps else StepParts(self.cost.step_s(shape))
-        return Composed(shape, parts, started, samples)
+        return Composed(shape, self.cost.parts_s(shape), started, samples)
 
     def admit(self, now: float, budget: int, k_running: int, scheduled: list[tuple[Request, int]]) -> list[Request]:
         queue = self.preempted + self.waiting

@@ -19,7 +19,8 @@ from simmoe.profiles.checking.checked_steps import DECODE_ONLY, WITH_PROMPTS, Ch
 from simmoe.profiles.checking.verdicts import Errors, Limits, errors_by, host_spread, served_host_spread, verdicts
 from simmoe.profiles.recorded_steps import CALIBRATION
 from simmoe.profiles.shape import StepShape
-from simmoe.profiles.table import Cell, GridTable
+from simmoe.profiles.step_cost import ProfileStepCost, Surfaces
+from simmoe.profiles.table import Cell, GridTable, HostShare
 
 SYNTHETIC = "synthetic-olmoe-split4"
 COLUMNS = (
@@ -73,6 +74,29 @@ def test_a_perfect_recording_passes_and_a_slower_one_does_not(tmp_path: Path) ->
     assert run(["profile", "check", SYNTHETIC, str(slower)]) == 9
     assert run(["profile", "check", SYNTHETIC, str(slower), "--bias", "2.5"]) == 0
     assert run(["profile", "check", SYNTHETIC, str(perfect), str(slower), "--bias", "0.5"]) == 9
+
+
+def test_a_synchronous_engine_is_checked_as_one(tmp_path: Path) -> None:
+    """Each of its steps is begun when the one before has been taken in."""
+    table = replace(load_profile(SYNTHETIC).table, update=HostShare(3e-4, 2e-6), graph_tail_s=6e-4)
+    cost = ProfileStepCost(Surfaces.of(table), async_scheduling=False)
+    columns = [*COLUMNS, "device_end_s", "update_end_s"]
+    lines, now_s = [], 0.0
+    for shape in SHAPES:
+        parts = cost.parts_s(shape)
+        taken_in_s = now_s + cost.step_s(shape)
+        end_s = taken_in_s - parts.update_s
+        lines.append(json.dumps(["step", now_s, end_s + 1e-5, *shape, end_s, taken_in_s]))
+        now_s = taken_in_s
+    head = {"format": "simmoe-recording", "version": 1, "steps": columns, "requests": [], **ENGINE}
+    path = tmp_path / "synchronous.jsonl"
+    path.write_text("\n".join([json.dumps({**head, "async_scheduling": False}), *lines]) + "\n")
+    steps = checked_steps(table, [path]).steps
+    assert len(steps) == len(SHAPES) - 1
+    assert [step.predicted_s for step in steps] == pytest.approx([step.measured_s for step in steps])
+    path.write_text("\n".join([json.dumps({**head, "async_scheduling": True}), *lines]) + "\n")
+    with pytest.raises(ProfileError, match="followed another without a pause"):
+        checked_steps(table, [path])
 
 
 @pytest.mark.parametrize(

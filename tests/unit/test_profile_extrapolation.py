@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from simmoe.profiles.catalog import Profile, load_profile, profile_names
 from simmoe.profiles.estimating.scaling import rooflines_of
 from simmoe.profiles.grid import Grid
-from simmoe.profiles.shape import StepShape
+from simmoe.profiles.shape import StepParts, StepShape
 from simmoe.profiles.step_cost import Surfaces, prompt_shape
 from simmoe.profiles.table import GridTable, StepTable
 
@@ -184,10 +184,11 @@ def test_decode_lines_beyond_the_grid_equal_their_steps_bit_for_bit(async_schedu
     profile = load_profile("qwen3-30b-a3b-h200")
     cost = profile.cost(async_scheduling)
     for num_seqs, k in ((1500, 8), (5000, 3), (7, 12), (9000, 16)):
-        base_s, per_kv_token_s, floor_s, *_ = profile.cost(async_scheduling).decode_line(num_seqs, k)
+        base_s, per_kv_token_s, floor_s, *rest = profile.cost(async_scheduling).decode_line(num_seqs, k)
         for kv_tokens in (num_seqs, 10**6 + 7):
             step_s = cost.step_s(StepShape(0, 0, 0, num_seqs, kv_tokens, k))
-            assert max(floor_s, base_s + per_kv_token_s * kv_tokens) == step_s
+            parts = StepParts(base_s + per_kv_token_s * kv_tokens, floor_s, *rest)
+            assert (max(parts.device_s, floor_s) if async_scheduling else parts.alone_s) == step_s
 
 
 def test_what_lies_beyond_is_the_same_whatever_was_asked_before_and_in_another_process() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simmoe.policies.registry import parse_policy
-from simmoe.profiles.loop import paces
+from simmoe.profiles.loop import paces, synchronous_paces
 from simmoe.profiles.shape import StepParts, StepShape
 from simmoe.profiles.step_cost import ProfileStepCost
 from simmoe.profiles.table import HostShare, MixedHost, StepTable
@@ -25,6 +25,7 @@ FRACTION = st.floats(0, 1)
 
 
 BACKENDS = st.sampled_from(["uni", "mp"])
+SCHEDULING = st.sampled_from(["asynchronous", "synchronous"])
 
 
 @given(SECONDS, SECONDS, FRACTION, FRACTION)
@@ -98,11 +99,25 @@ def test_no_step_is_faster_than_its_device_nor_than_the_host_of_itself_and_the_o
     assert sum(quicker) <= sum(found) * (1 + 1e-9)  # a faster host never makes them longer in all
 
 
+@given(st.lists(st.tuples(SECONDS, SECONDS, FRACTION, FRACTION), min_size=1, max_size=20))
+def test_a_synchronous_train_is_as_long_as_each_of_its_steps_alone(
+    steps: list[tuple[float, float, float, float]],
+) -> None:
+    """From the end of one on the device to that of the next: a step is taken in before the next is composed."""
+    train = [StepParts(d, h, u * h, w * (1 - u) * h) for d, h, u, w in steps]
+    found = list(synchronous_paces((i > 0, parts) for i, parts in enumerate(train)))
+    assert sum(found) + train[-1].update_s == pytest.approx(sum(parts.alone_s for parts in train))
+    follows_none = list(paces((False, parts) for parts in train))
+    for before, parts, pace, alone in zip(train, train[1:], found[1:], follows_none[1:], strict=False):
+        assert pace == pytest.approx(before.update_s + alone)
+        assert max(parts.device_s, parts.launch_s) * (1 - 1e-12) <= pace
+
+
 class Heard(ProfileStepCost):
     """A cost that keeps what it was asked for."""
 
-    def __init__(self, table: StepTable) -> None:
-        cost = cost_of(table)
+    def __init__(self, table: StepTable, async_scheduling: bool) -> None:
+        cost = cost_of(table, async_scheduling)
         self.__dict__.update(cost.__dict__)
         self.parts: list[StepParts] = []
 
@@ -116,23 +131,34 @@ class Heard(ProfileStepCost):
 ROOM = EngineConfig(max_num_seqs=16, num_gpu_blocks=5000, async_scheduling=True)
 
 
-@given(workloads(), st.integers(16, 70), tables_with_updates(), st.booleans(), BACKENDS)
-@settings(max_examples=100)
+@given(workloads(), st.integers(16, 70), tables_with_updates(), st.booleans(), BACKENDS, SCHEDULING)
+@settings(max_examples=200)
 def test_the_simulators_engine_keeps_the_same_pace(
-    workload: Workload, token_budget: int, table: StepTable, apart: bool, backend: str
+    workload: Workload, token_budget: int, table: StepTable, apart: bool, backend: str, scheduling: str
 ) -> None:
     """Of requests that are all there at the start, one train: its first step follows none, the others do."""
-    engine = dataclasses.replace(ROOM, max_num_batched_tokens=token_budget, distributed_executor_backend=backend)
+    is_async = scheduling == "asynchronous"
+    engine = dataclasses.replace(
+        ROOM,
+        max_num_batched_tokens=token_budget,
+        distributed_executor_backend=backend,
+        async_scheduling=is_async,
+    )
     if apart and "piecewise" in table.host:
         share = HostShare(*(2 * value for value in table.host["piecewise"]))
         table = dataclasses.replace(table, mixed_host=MixedHost(8, share))
     workload = dataclasses.replace(workload, arrival_s=0 * workload.arrival_s)
-    cost = Heard(table)
+    cost = Heard(table, is_async)
     choice = parse_policy("fifo+round-robin")
     config = SimConfig(k_max=K_MAX, engine=engine, record_steps=True, fast_forward=False)
     found = simulate(workload, config, cost, choice.batch, choice.route)
     assert found.steps is not None
     ends = found.steps["start_s"] + found.steps["duration_s"]
-    expected = list(paces(((i > 0, parts) for i, parts in enumerate(cost.parts)), backend))
+    steps = [(i > 0, parts) for i, parts in enumerate(cost.parts)]
+    expected = list(paces(steps, backend) if is_async else synchronous_paces(steps))
     assert len(ends) == len(expected)
-    np.testing.assert_allclose(np.diff(ends, prepend=found.steps["start_s"][0]), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.diff(ends, prepend=0.0), expected, rtol=1e-9, atol=1e-12)
+    if not is_async:  # the last step apart, which nobody has taken in by then
+        taken_in_s = ends[-1] + cost.parts[-1].update_s
+        assert taken_in_s == pytest.approx(sum(parts.alone_s for parts in cost.parts))
+        assert found.end_s == pytest.approx(taken_in_s)

@@ -116,6 +116,20 @@ def test_a_loop_that_is_late_takes_a_step_in_once_it_has_composed_the_one_after(
     assert [step.update_s for step in steps] == [pytest.approx(0.001), None, None]
 
 
+def test_a_synchronous_engine_is_busy_where_it_goes_on_once_it_has_taken_a_step_in(tmp_path: Path) -> None:
+    """No step of it is begun before the output of the one before: asynchronously it would have paused each time."""
+    head = {**HEAD, "steps": [*COLUMNS, "device_end_s", "launch_s", "schedule_end_s", "update_end_s"]}
+    first = [*FIRST, 0.0095, 0.004, 0.0005, 0.012]
+    at_once = ["step", 0.0124, 0.018, *BUSY[3:], 0.0175, 0.003, 0.0127, 0.019]
+    paused = ["step", 0.0231, 0.030, *BUSY[3:], 0.0292, 0.003, 0.0234, 0.031]
+    path = written(tmp_path, head, {"recording": "burst"}, first, at_once, paused)
+    assert not any(step.follows for step in read_recording(path, [4]))
+    steps = read_recording(path, [4], async_scheduling=False)
+    assert [step.follows for step in steps] == [False, True, False]
+    assert steps[1].sample.median_s == pytest.approx(0.008)
+    assert all((step.launch_s, step.update_s, step.late_s, step.device_bound) == (None,) * 4 for step in steps)
+
+
 def test_where_its_end_was_not_recorded_the_next_but_one_step_begins_when_a_step_was_taken_in(tmp_path: Path) -> None:
     """The second step's output came 1 ms after the device, so the host was late: only the first tells."""
     head = {**HEAD, "steps": [*COLUMNS, "device_end_s", "launch_s"]}

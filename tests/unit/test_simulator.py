@@ -142,6 +142,22 @@ def test_an_engine_with_workers_composes_two_steps_at_once(backend: str, schedul
     assert result.requests["scheduled_s"].tolist() == [0.0, scheduled_s]
 
 
+def test_a_synchronous_engine_launches_while_the_device_runs_and_then_takes_in() -> None:
+    """The device can begin a graph 1.5 s into its launch of 2 s, and then takes 1 s and an eighth for each KV token; a
+    prompt begins at once and is done before its launch of 5 s is. Taking in is 1 s a sequence."""
+    cost = HostedStepCost(5.0, 2.0, 1.0, wait_share=0.75, base_s=1.0, per_pair_s=0.0, per_kv_s=0.125)
+    result = run(workload((0.0, 4, 3, 1), (6.5, 2, 1, 1)), cost)
+    steps = steps_of(result, "start_s", "duration_s", "num_prefill_tokens", "num_decode_tokens", "kv_tokens")
+    assert steps == [
+        (0.0, 5.0, 4, 0, 0),  # taken in at 6, when the next is composed
+        (7.5, 1.625, 0, 1, 5),  # done at 9.125, taken in at 10.125
+        (10.125, 5.0, 2, 1, 6),  # and that of two sequences at 17.125
+    ]
+    assert result.requests["scheduled_s"].tolist() == [0.0, 10.125]
+    assert result.requests["first_token_s"].tolist() == [6.0, 17.125]
+    assert result.requests["finished_s"].tolist() == [17.125, 17.125]
+
+
 def test_synchronous_scheduling_is_alike_with_either_executor() -> None:
     load = workload((0.0, 4, 9, 1), (1.0, 4, 2, 1))
     one, other = (run(load, LAUNCHING, distributed_executor_backend=backend).requests for backend in EXECUTOR_BACKENDS)
