@@ -83,7 +83,8 @@ class LocalExecutor:
                 pending: set[Future[Outcome]] = set(index_of)
                 while pending:
                     done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                    for future in sorted(done, key=index_of.__getitem__) or [None]:
+                    ended = sorted(done, key=index_of.__getitem__)
+                    for future in (*ended,) or (None,):
                         if interrupts:
                             raise KeyboardInterrupt
                         yield (index_of[future], future.result()) if future else None
