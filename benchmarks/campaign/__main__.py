@@ -143,7 +143,9 @@ def run(chosen: Sequence[Job], gpus: Sequence[str], arguments: argparse.Namespac
         cpus=shares(gpus),
         packed=leave,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup
+            signal.signal(number, signal.default_int_handler)
     code = 0
     try:
         campaign.run()

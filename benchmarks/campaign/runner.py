@@ -34,6 +34,10 @@ STOPPING_S = 20.0
 ENDING_S = 10.0
 """Kept of what is left for a command that ends by itself in the time it is told."""
 
+AT_ONCE_S = 20.0
+"""A job that fails within so long is tried once more: measuring refuses a card that is busy, and one seems so for a
+moment after the job before."""
+
 FIRST_SAMPLES = 10
 """Of the host's pace, that tell whether it is fast."""
 
@@ -88,6 +92,8 @@ class Campaign:
         self.told: dict[str, str] = {}
         """State of each job, for the table."""
         self._running: list[Running] = []
+        self._again: list[Folder] = []
+        """Tried once more, or to be."""
         self._ends: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -101,7 +107,7 @@ class Campaign:
             while (waiting := self._start(waiting)) or self._running:
                 with suppress(queue.Empty):
                     self._ends.get(timeout=min(max(self._until_s - time.monotonic(), 0.0), 3600.0))
-                self._take_in()
+                waiting = self._take_in() + waiting
                 if time.monotonic() >= self._until_s:
                     self._stop()
         finally:
@@ -179,12 +185,18 @@ class Campaign:
         process.wait()
         self._ends.put(None)
 
-    def _take_in(self) -> None:
+    def _take_in(self) -> list[Folder]:
+        """Note what has ended, and return what is to be tried once more."""
+        again = []
         for running in [r for r in self._running if not r.waiter.is_alive()]:
             kill_group(running.process.pid)  # what it left would keep the card
             missing = running.folder.missing()
             state = FAILED if running.process.returncode else UNFINISHED if missing else DONE
+            if state == FAILED and self._lasted_s(running) < AT_ONCE_S and running.folder not in self._again:
+                again.append(running.folder)
             self._ended(running, state, f"has not made {', '.join(missing)}" if state == UNFINISHED else "")
+        self._again += again
+        return again
 
     def _stop(self) -> None:
         """Stop all that runs: SIGTERM, then SIGKILL; what has ended meanwhile has ended."""
@@ -201,9 +213,12 @@ class Campaign:
             running.waiter.join(KILL_S)
             self._ended(running, STOPPED)
 
+    def _lasted_s(self, running: Running) -> float:
+        return time.monotonic() - running.began_s
+
     def _ended(self, running: Running, state: str, why: str = "") -> None:
         self._running.remove(running)
-        folder, seconds = running.folder, time.monotonic() - running.began_s
+        folder, seconds = running.folder, self._lasted_s(running)
         code = running.process.returncode
         pace = self._pace.since(running.began_s) if self._pace is not None else None
         folder.end(state, seconds, code, pace)
