@@ -46,7 +46,7 @@ def list_profiles() -> None:
 
 @profile.command(short_help="A table's provenance, times and errors.")
 @click.argument("name", default=DEFAULT_PROFILE)
-@click.option("--sync", is_flag=True, help="Synchronous scheduling: the host's time adds to the device's.")
+@click.option("--sync", is_flag=True, help="Synchronous scheduling: each step is taken in before the next is composed.")
 @click.option("--parts", is_flag=True, help="What of a step is dense layers, experts, attention, head, host.")
 def show(name: str, sync: bool, parts: bool) -> None:
     """Show where profile NAME (or a table's path) comes from, and its times in milliseconds."""
@@ -76,7 +76,7 @@ def show(name: str, sync: bool, parts: bool) -> None:
 @profile.command(short_help="T against n by k, and share of the roofline.")
 @click.argument("name", default=DEFAULT_PROFILE)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Picture to write (.png, .svg or .pdf).")
-@click.option("--sync", is_flag=True, help="Synchronous scheduling: the host's time adds to the device's.")
+@click.option("--sync", is_flag=True, help="Synchronous scheduling: each step is taken in before the next is composed.")
 def plot(name: str, out: Path, sync: bool) -> None:
     """Plot T against n and decode steps against batch, by k, and the share of the card's roofline they reach."""
     from simmoe.commands.profile_plot import plot_profile
@@ -195,7 +195,11 @@ def fit(
     show_default=True,
     help="CUDA graphs: a bank a budget, vLLM's own sizes at the largest k alone, or none.",
 )
-@click.option("--sync", is_flag=True, help="Synchronous scheduling, fewer points: to check how host and device add up.")
+@click.option(
+    "--sync",
+    is_flag=True,
+    help="Synchronous scheduling, fewer points: to check steps' composition.",
+)
 @click.option("--budgets", callback=parse_budgets, help="Budgets to measure, e.g. 1,8,16; by default up to ten.")
 @click.option("--max-tokens", type=click.IntRange(16), default=8192, show_default=True, help="Of the largest step.")
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True, help="Cards.")

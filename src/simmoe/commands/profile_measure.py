@@ -54,6 +54,8 @@ class MeasureOptions:
             words.append(f"--tensor-parallel {self.tensor_parallel}{' --expert-parallel' * self.expert_parallel}")
         if self.recording_s != MeasureOptions.recording_s:
             words.append(f"--recording-seconds {self.recording_s:g}")
+        if self.passes != MeasureOptions.passes:
+            words.append(f"--passes {self.passes}")
         words += ["--pin"] * self.pin
         if self.memory_utilization != MeasureOptions.memory_utilization:
             words.append(f"--gpu-memory-utilization {self.memory_utilization:g}")

@@ -71,7 +71,7 @@ def plot_profile(
     Args:
         profile: drawn.
         out: file to write.
-        async_scheduling: whether the host's time overlaps the device's.
+        async_scheduling: whether the host composes a step while the device runs the one before.
         ceilings: (FLOP/s, byte/s) measured on its card; its datasheet's without.
     Raises:
         UsageError: the file's name asks for another format than PICTURES.
