@@ -195,6 +195,21 @@ def test_when_requests_join_steps_is_told_of_every_experiment() -> None:
     assert f"<!-- table: joining -->\n\n{told.strip()}\n" in page
 
 
+def test_the_parts_of_ttft_add_up_of_every_run_that_reports_it() -> None:
+    program = (
+        "from pathlib import Path\n"
+        "from plan import EXPERIMENTS\n"
+        "from split import split_table\n"
+        "print(split_table(Path('../../docs/results/validation/keyed'), EXPERIMENTS['keyed']))"
+    )
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in run(program).splitlines()[2:]]
+    assert {"vllm-25", "k-aware-90-own"} <= {row[0] for row in rows}
+    assert not {"vllm+k-25", "vllm-offline", "front-end-load"} & {row[0] for row in rows}
+    for _, *cells in rows:
+        *parts, total = (float(cell.split(" ± ")[0]) for cell in cells)
+        assert sum(parts) == pytest.approx(total, abs=0.005 * (len(parts) + 1))  # each is rounded to 0.01
+
+
 def test_how_far_a_live_run_lies_outside_of_the_draws(module: Callable[[str], ModuleType], live: RunRecord) -> None:
     profile = load_profile(PROFILE)
     simulated, _ = simulate_like(live, profile)
