@@ -21,7 +21,7 @@ from pathlib import Path
 
 from job import FAILED, Job
 from pace import Pace
-from pack import MOST_FILES, pack
+from pack import pack
 from plan import jobs
 from runner import Campaign
 
@@ -46,7 +46,11 @@ def main(plan: Sequence[Job], argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--min-pace", type=float, default=0.0, help="million turns a second that tables want of a host")
     parser.add_argument("--pack", type=Path, help="folder of the archives; default: OUT/packed")
     parser.add_argument("--list", action="store_true", help="print the jobs, and how far they have come")
-    parser.add_argument("--dry-run", action="store_true", help="print the command lines")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the command lines, with the variables of the environment that are set for them",
+    )
     arguments = parser.parse_args(argv)
     names = [job.name for job in plan]
     for name in arguments.only or ():
@@ -60,7 +64,9 @@ def main(plan: Sequence[Job], argv: Sequence[str] | None = None) -> int:
     if arguments.dry_run:
         for job in chosen:
             left_s = min(arguments.limit_s, job.expected_s)
-            print(shlex.join(job.words(sys.executable, arguments.out.resolve() / job.name, left_s)))
+            variables = [f"{name}={shlex.quote(value)}" for name, value in job.variables().items()]
+            words = job.words(sys.executable, arguments.out.resolve() / job.name, left_s)
+            print(*variables, shlex.join(words))
         return 0
     try:
         gpus = arguments.gpus or visible_gpus()
@@ -125,11 +131,9 @@ def run(chosen: Sequence[Job], gpus: Sequence[str], arguments: argparse.Namespac
             new = pace.samples[seen:]
             seen += len(new)
             file.writelines(f"{at_s:.3f},{found:.2f}\n" for at_s, found in new)
-        archives = pack(out.resolve(), folders, packed)
+        pack(out.resolve(), folders, packed)
         for name in (LOG, PACE):
             shutil.copyfile(out / name, packed / name)
-        if len(archives) + 2 > MOST_FILES:
-            say(f"more than {MOST_FILES} files in {packed}: carry some off and remove their jobs' folders")
 
     say(f"{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}, GPUs {','.join(gpus)}, jobs {len(chosen)}")
     campaign = Campaign(
@@ -143,15 +147,12 @@ def run(chosen: Sequence[Job], gpus: Sequence[str], arguments: argparse.Namespac
         cpus=shares(gpus),
         packed=leave,
     )
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup
-            signal.signal(number, signal.default_int_handler)
-    code = 0
-    try:
-        campaign.run()
-    except KeyboardInterrupt:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, or in the background
+            signal.signal(number, campaign.interrupt)
+    campaign.run()
+    if campaign.is_interrupted:
         say("interrupted")
-        code = 130
     rows = [("job", "state", "seconds", "made"), *campaign.table()]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     found = pace.since(began_s)
@@ -159,8 +160,10 @@ def run(chosen: Sequence[Job], gpus: Sequence[str], arguments: argparse.Namespac
         say(f"the host made {found} million turns a second at the median")
     for name, state, seconds, made in rows:
         note(f"{name:<{widths[0]}}  {state:<{widths[1]}}  {seconds:>{widths[2]}}  {made}".rstrip())
+    sizes = [path.stat().st_size for path in packed.glob("*.tar.gz")]
+    note(f"{len(sizes)} archives, {sum(sizes) / 1e6:.1f} MB in all, in {packed}")
     shutil.copyfile(out / LOG, packed / LOG)
-    return code or int(FAILED in campaign.told.values())
+    return 130 if campaign.is_interrupted else int(FAILED in campaign.told.values())
 
 
 if __name__ == "__main__":

@@ -47,6 +47,10 @@ class Job:
         """Seconds that must be left for it to be started."""
         return self.least_s if self.resumes else self.expected_s
 
+    def variables(self) -> dict[str, str]:
+        """Return the variables of the environment that are set for it."""
+        return {name: value for name, value in self.environment.items() if name not in os.environ}
+
     def words(self, python: str, folder: Path, left_s: float) -> list[str]:
         """Return the command line."""
         values = {"python": python, "job": str(folder), "left_s": str(int(left_s))}

@@ -15,12 +15,11 @@ from pathlib import Path
 MOST_BYTES = 16 << 20
 """Of one archive."""
 
-MOST_FILES = 8
-"""That can be carried off, the campaign's log among them."""
-
 
 def pack(out: Path, folders: Mapping[str, Iterable[Path]], to: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
-    """Write the archives anew, each replaced as a whole: one that is there is complete, whenever this is killed.
+    """Write the archives anew; killed meanwhile, it leaves those of before, with all that was in them.
+
+    A file may move from one archive to another, so none is replaced before all are written.
 
     Args:
         out: the campaign's folder; names in an archive begin below it.
@@ -29,16 +28,17 @@ def pack(out: Path, folders: Mapping[str, Iterable[Path]], to: Path, most_bytes:
         most_bytes: of each, but for one file that is larger by itself.
     """
     to.mkdir(parents=True, exist_ok=True)
-    written = []
+    written: dict[Path, Path] = {}
     for gpu, of_gpu in folders.items():
         files = [path for folder in sorted(of_gpu) for path in sorted(folder.rglob("*")) if path.is_file()]
         for number, part in enumerate(_parts(files, most_bytes)):
             path = to / (f"gpu{gpu}.tar.gz" if number == 0 else f"gpu{gpu}-{number}.tar.gz")
-            _write(path, {str(file.relative_to(out)): data for file, data in part})
-            written.append(path)
-    for stale in set(to.glob("gpu*.tar.gz")) - set(written):
+            written[path] = _write(path, {str(file.relative_to(out)): data for file, data in part})
+    for path, whole in written.items():
+        os.replace(whole, path)
+    for stale in set(to.glob("gpu*.tar.*")) - set(written):
         stale.unlink()
-    return written
+    return list(written)
 
 
 def _parts(files: Iterable[Path], most_bytes: int) -> list[list[tuple[Path, bytes]]]:
@@ -60,11 +60,12 @@ def _parts(files: Iterable[Path], most_bytes: int) -> list[list[tuple[Path, byte
     return parts
 
 
-def _write(path: Path, entries: Mapping[str, bytes]) -> None:
+def _write(path: Path, entries: Mapping[str, bytes]) -> Path:
+    """Write an archive beside its place, and return where."""
     part = path.with_suffix(".part")
     with tarfile.open(part, "w:gz", compresslevel=6) as archive:
         for name, data in entries.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
-    os.replace(part, path)
+    return part

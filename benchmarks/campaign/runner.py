@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from job import DONE, FAILED, LOG, STOPPED, UNFINISHED, Folder, Job
 from pace import Pace
@@ -95,16 +96,22 @@ class Campaign:
         self._again: list[Folder] = []
         """Tried once more, or to be."""
         self._ends: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.is_interrupted = False
+
+    def interrupt(self, number: int = 0, frame: FrameType | None = None) -> None:
+        """Have what runs stopped, and nothing started any more: a handler of signals, by which no work is cut short."""
+        self.is_interrupted = True
+        self._ends.put(None)
 
     def run(self) -> None:
-        """Run all there is time for; an interrupt stops what runs and is raised again."""
+        """Run all there is time for, or until interrupted."""
         waiting = self._waiting()
         try:
             if self._pace is not None:
                 self._pace.start()
             waiting = self._fast_enough(waiting)
             self._pack()
-            while (waiting := self._start(waiting)) or self._running:
+            while not self.is_interrupted and ((waiting := self._start(waiting)) or self._running):
                 with suppress(queue.Empty):
                     self._ends.get(timeout=min(max(self._until_s - time.monotonic(), 0.0), 3600.0))
                 waiting = self._take_in() + waiting
@@ -170,7 +177,7 @@ class Campaign:
         words = self.words(folder.job)
         folder.begin(words, gpus, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
         self._say(f"{folder.job.name} on GPU {','.join(gpus)}: {shlex.join(words)}")
-        environment = {**folder.job.environment, **os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        environment = {**os.environ, **folder.job.variables(), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         own = set().union(*(self._cpus.get(gpu, set()) for gpu in gpus))
         with (folder.path / LOG).open("ab") as log, running_on(own):
             # a group of its own, to be stopped with all it starts, but no session: what ends the campaign's ends it
@@ -205,11 +212,11 @@ class Campaign:
             with suppress(ProcessLookupError):
                 os.killpg(running.process.pid, signal.SIGTERM)
         until_s = time.monotonic() + GRACE_S
-        with suppress(KeyboardInterrupt):  # whoever is asked twice does not wait
-            for running in self._running:
-                running.waiter.join(max(0.0, until_s - time.monotonic()))
-        for running in list(self._running):
+        for running in self._running:
+            running.waiter.join(max(0.0, until_s - time.monotonic()))
+        for running in self._running:
             kill_group(running.process.pid)
+        for running in list(self._running):
             running.waiter.join(KILL_S)
             self._ended(running, STOPPED)
 

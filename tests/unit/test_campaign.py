@@ -13,6 +13,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -269,6 +270,31 @@ def test_interrupted_its_children_are_dead_and_it_can_go_on(modules: Any, tmp_pa
     assert "first  done before" in printed and "long   done" in printed
 
 
+def test_interrupted_again_and_again_it_stops_all_that_runs(modules: Any, tmp_path: Path) -> None:
+    """Also while it notes and packs what it has stopped."""
+    for name in ("one", "other"):
+        os.mkfifo(tmp_path / f"{name}.fifo")
+    block = (
+        "lock = open(job.parent / 'lock', 'w'); fcntl.flock(lock, fcntl.LOCK_SH)\n"
+        "open(f'{job}.fifo', 'w').write('x'); signal.pause()\n"
+    )
+    meet = "for name in ('one', 'other'): open(job.parent / f'{name}.fifo').read(1)\n"
+    jobs = [stub(modules, "one", block), stub(modules, "other", block), stub(modules, "last", meet + DONE)]
+
+    def press(folders: Any) -> None:
+        if (tmp_path / "last" / "made").exists():
+            signal.raise_signal(signal.SIGINT)
+
+    made = modules.runner.Campaign(jobs, ["0", "1", "2"], tmp_path, lambda line: None, packed=press)
+    before = signal.signal(signal.SIGINT, made.interrupt)
+    try:
+        made.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert made.is_interrupted and made.told == {"one": "stopped", "other": "stopped", "last": "done"}
+    wait_until_all_are_dead(tmp_path)
+
+
 def test_killed_it_leaves_whole_archives_from_which_another_machine_goes_on(modules: Any, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -311,6 +337,42 @@ def test_archives_hold_every_file_once_within_the_size(modules: Any, tmp_path: P
         assert sorted(found) == sorted((name, data) for name, data in files.items() if name.split("/")[0] in chosen)
 
 
+@pytest.mark.parametrize("num_written", range(3))
+def test_killed_while_it_packs_it_has_lost_nothing_that_was_packed(
+    modules: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_written: int
+) -> None:
+    """A file moves to the next archive as one before it grows, and to another GPU's with its job."""
+    first, second = tmp_path / "job0", tmp_path / "job1"
+    for path in (first / "a", first / "b", second / "c"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(random.Random(str(path)).randbytes(5_000))
+    packed = tmp_path / "packed"
+
+    def found() -> set[str]:
+        names: set[str] = set()
+        for path in packed.glob("gpu*.tar.gz"):
+            with tarfile.open(path) as archive:
+                names |= set(archive.getnames())
+        return names
+
+    modules.pack.pack(tmp_path, {"0": [first, second]}, packed, 20_000)
+    assert found() == {"job0/a", "job0/b", "job1/c"}
+    (first / "a").write_bytes(random.Random(0).randbytes(15_000))
+    write, left = modules.pack._write, iter(range(num_written))
+
+    def killed(*arguments: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return write(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(modules.pack, "_write", killed)
+        modules.pack.pack(tmp_path, {"0": [first], "1": [second]}, packed, 20_000)
+    assert found() == {"job0/a", "job0/b", "job1/c"}
+    whole = modules.pack.pack(tmp_path, {"0": [first], "1": [second]}, packed, 20_000)
+    assert len(whole) == 3 and set(packed.iterdir()) == set(whole), "what was half written is gone, too"
+
+
 def test_files_that_vanish_while_they_are_packed_are_left_out(modules: Any, tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     kept, gone = tmp_path / "job" / "kept", tmp_path / "job" / "gone"
@@ -325,7 +387,7 @@ def test_cpus_are_shared_out_by_whole_cores(modules: Any, monkeypatch: pytest.Mo
 
 
 def test_unknown_names_are_refused_and_others_listed(
-    modules: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    modules: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [stub(modules, "first", DONE), stub(modules, "second", DONE)]
     with pytest.raises(SystemExit, match="2"):
@@ -336,4 +398,8 @@ def test_unknown_names_are_refused_and_others_listed(
     assert "second" in shown and "first" not in shown
     assert modules.main.main(jobs, ["--out", str(tmp_path), "--dry-run"]) == 0
     assert len(capsys.readouterr().out.split(str(tmp_path / "first"))) == 2
+    monkeypatch.setenv("GIVEN", "mine")
+    job = replace(jobs[0], environment={"GIVEN": "plan", "PLANNED": "a b"})
+    assert modules.main.main([job], ["--out", str(tmp_path), "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(f"PLANNED='a b' {sys.executable} ")
     assert not list(tmp_path.iterdir())
