@@ -82,7 +82,7 @@ def cli() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; never returns. Exit codes are drawn in :mod:`simmoe.errors`; 130 is Ctrl-C."""
+    """Run the command line; never returns. Exit codes are drawn in :mod:`simmoe.errors`."""
     exit_code = 1  # Python's, for a failure that is no SimmoeError
     _open_streams()
     try:
@@ -108,7 +108,8 @@ def run(argv: list[str] | None = None) -> int:
         _tell(str(error))
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
+        with suppress(OSError):
+            error.show()
         return error.exit_code
     except click.exceptions.Exit as stop:
         return stop.exit_code

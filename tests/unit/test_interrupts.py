@@ -98,7 +98,7 @@ def test_a_second_ctrl_c_does_not_cut_short_what_the_first_has_tidied_up() -> No
 
 
 @pytest.mark.parametrize("held", [ctrl_c_once, ctrl_c_later])
-def test_where_ctrl_c_is_ignored_it_stays_so(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_ctrl_c_is_ignored_it_stays_so(held: Any) -> None:
     earlier = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with held():

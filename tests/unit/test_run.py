@@ -405,6 +405,12 @@ def test_output_that_cannot_be_written_gets_one_line(words: str, unbuffered: str
     assert not [line for line in done.stderr.splitlines() if not line.startswith(("trace:", "profile:"))]
 
 
+@pytest.mark.parametrize("argv", [[], ["no-command"], ["run", "--no-option"]])
+def test_a_wrong_call_ends_as_such_though_nobody_can_be_told(argv: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([sys.executable, "-m", "simmoe", *argv], stderr=full).returncode == 2
+
+
 def test_prefix_caching_of_a_trace_without_hash_ids_is_noted(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
