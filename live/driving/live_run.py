@@ -115,8 +115,13 @@ def run_live(
     """
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(workload, host, manifest, vocab_size, seed, before_sending, on_progress))
+    handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(workload, host, manifest, vocab_size, seed, before_sending, on_progress))
+    finally:
+        for number, handler in handlers.items():  # uvloop leaves its own behind, which do nothing
+            signal.signal(number, handler)
 
 
 async def _run(
@@ -129,10 +134,13 @@ async def _run(
     on_progress: Callable[[int, int], None],
 ) -> LiveResult:
     async with host as target:
-        return await run_once(
+        result = await run_once(
             workload, target, manifest, vocab_size=vocab_size, seed=seed, before_sending=before_sending,
             on_progress=on_progress,
         )  # fmt: skip
+        for number in _STOP_SIGNALS:  # engines are stopped anyway, and the run is not to be had again
+            asyncio.get_running_loop().add_signal_handler(number, lambda: None)
+        return result
 
 
 async def run_once(
@@ -174,9 +182,10 @@ async def run_once(
     if failure is not None:  # or policies not show their state
         keeper.lost = set(keeper.facts)
         keeper.why_lost = str(failure) or f"no answer within {_LAST_FETCH_S:g} s"
+    result = _result(target, workload, lives, start_s, keeper, before, manifest, stop.is_set())
     for number in _STOP_SIGNALS:
         asyncio.get_running_loop().remove_signal_handler(number)
-    return _result(target, workload, lives, start_s, keeper, before, manifest, stop.is_set())
+    return result
 
 
 def _result(

@@ -98,7 +98,7 @@ class LimitError(SimmoeError):
 
 
 class Interrupted(SimmoeError):
-    """The user pressed Ctrl-C."""
+    """Ctrl-C, or SIGTERM to a live run, ended it early."""
 
     exit_code = 130
 

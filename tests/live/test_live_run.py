@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simmoe.cli import run as simmoe
 from simmoe.errors import LiveError
+from simmoe.live.driving import live_run as live_run_module
 from simmoe.live.driving.conversation import Engine as Conversation
 from simmoe.live.driving.engines import LocalEngines, running_engines
 from simmoe.live.driving.lag import MEAN_SHARE, P99_SHARE, judge_lag
 from simmoe.live.driving.life import Life
-from simmoe.live.driving.live_run import LiveResult, run_once
+from simmoe.live.driving.live_run import LiveResult, endpoint_host, run_once
 from simmoe.live.driving.recording import rank_totals, request_columns, step_columns
 from simmoe.live.driving.replay import random_prompts, replay
 from simmoe.live.engine.steps import StepRecord
@@ -37,7 +39,7 @@ from simmoe.live.server.route_decisions import Choice, RouteRecording
 from simmoe.live.server.warm_up import FIRST_TOKEN_ID
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import load_profile
-from simmoe.records import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, check_columns, read_record
+from simmoe.records import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, check_columns, read_record, write_record
 from simmoe.simulator.config import EXECUTOR_BACKENDS
 from simmoe.traces.workload import Workload
 from tests.support.deployment import IN_TIME_S, START_S, wait_for
@@ -396,6 +398,43 @@ def test_a_signal_keeps_what_there_is(tmp_path: Path, number: signal.Signals) ->
     assert "interrupted" in stderr
     assert record.manifest["interrupted"]
     assert f"{counts['aborted']} aborted" in stdout
+
+
+@needs_server
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_no_ctrl_c_loses_what_was_sent_nor_cuts_short_how_engines_stop(
+    is_interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first while it sends or not; others as it lets go of the engines, and while it writes."""
+    ended = []
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    @asynccontextmanager
+    async def endpoint(*arguments: Any) -> AsyncIterator[Any]:
+        async with endpoint_host(*arguments) as host:
+            yield host
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0)
+            ended.append("well")
+
+    def send(workload: Any, prompts: Any, host: Any, stop: Any, on_progress: Any) -> Any:
+        if is_interrupted:
+            signal.raise_signal(signal.SIGINT)
+        return replay(workload, prompts, host, stop, on_progress)
+
+    def write(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        write_record(*arguments)
+
+    monkeypatch.setattr(live_run_module, "endpoint_host", endpoint)
+    monkeypatch.setattr(live_run_module, "replay", send)
+    monkeypatch.setattr("simmoe.commands.live.write_record", write)
+    out = tmp_path / "out"
+    with stub(*(["--gap-s", "60"] if is_interrupted else [])) as (_, url):
+        argv = ["live", "run", "--url", url, "--rate", "50", "--requests", "5", *URL_OPTIONS, "--out", str(out)]
+        assert simmoe(argv) == 130
+    assert ended == ["well"] and read_record(out).manifest["interrupted"] == is_interrupted
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 @needs_server

@@ -21,7 +21,8 @@ from simmoe.commands.run_summary import format_summary
 from simmoe.commands.serve import check_default_k, require_server_packages, stall_timeout_option
 from simmoe.commands.without_effect import refuse_given
 from simmoe.commands.workload_options import spec_from_options, workload_options
-from simmoe.errors import LiveError, UsageError
+from simmoe.errors import Interrupted, LiveError, UsageError
+from simmoe.interrupts import ctrl_c_later
 from simmoe.policies.registry import parse_policy
 from simmoe.profiles.catalog import DEFAULT_PROFILE, load_profile
 from simmoe.records import RunRecord, write_record
@@ -190,7 +191,8 @@ def drive(
             on_progress=lambda sent, done: click.echo(f"{sent} of {len(workload)} sent, {done} ended", err=True),
         )
         if folder:
-            write_record(folder, result.record)
+            with ctrl_c_later():  # the run is not to be had again
+                write_record(folder, result.record)
             click.echo(f"record: {folder}", err=True)
     title = f"{choice.text}, {replicas} engine(s) of {model}" if launch else f"{url}"
     _report(title, result, slo)
@@ -216,7 +218,7 @@ def _report(title: str, result: LiveResult, slo: Any) -> None:
         why = notes["steps_lost_because"]
         click.echo(f"note: the last steps of rank {', '.join(map(str, lost))} are lost: {why}", err=True)
     if result.is_interrupted:
-        raise KeyboardInterrupt
+        raise Interrupted("interrupted")
     if lag.refusal:
         remedy = "send from a machine with more time to spare" if record.counts()["finished"] else "see the notes above"
         raise LiveError(f"TTFT is not reported: {lag.refusal}; {remedy}")
