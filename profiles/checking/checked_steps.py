@@ -122,9 +122,10 @@ def _predicted(
     shapes = [r.sample.shape._replace(k_exec=r.sample.k * table.k_granularity) for r in recorded]
     parts = [cost.parts_s(shape) for shape in shapes]
     follows = [r.follows for r in recorded]
-    predicted = list(synchronous_paces(zip(follows, parts, strict=True)))
     clocked: list[Clocked | None] = [None] * len(parts)
-    if async_scheduling:
+    if not async_scheduling:
+        predicted = list(synchronous_paces(zip(follows, parts, strict=True)))
+    else:
         backend = table.distributed_executor_backend
         predicted = list(paces(zip(follows, parts, strict=True), backend))
         own = [_by_clock(r, p) for r, p in zip(recorded, parts, strict=True)]

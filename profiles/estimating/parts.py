@@ -35,7 +35,7 @@ class StepSeconds(NamedTuple):
     """The language-model head and the sampler."""
     exchanges_s: float
     host_s: float
-    """The host beyond the device: all of its share where they add, else what the device waits for it."""
+    """The host beyond the device: what of its share lies behind no device time, of this step or of others."""
     rest_s: float
     """What the parts leave of the step; below 0 where together they are longer."""
 
@@ -74,12 +74,11 @@ class StepTakenApart:
         self._efficiencies = efficiencies
         self._surfaces = Surfaces.of(table)
         self._cost = ProfileStepCost(self._surfaces, async_scheduling)
-        self._device = ProfileStepCost(self._surfaces, async_scheduling=True)
         self._layer = _layer_grid(layer_times, rooflines)
 
     def seconds(self, shape: StepShape) -> StepSeconds:
         """Return the parts of a step."""
-        step_s, device_s = self._cost.step_s(shape), self._device.parts_s(shape).device_s
+        step_s, device_s = self._cost.step_s(shape), self._cost.parts_s(shape).device_s
         decode = not shape.num_prefill_tokens
         grid = self._surfaces.decode if decode else self._surfaces.prefill
         size = grid.runs_at(shape.num_tokens)
