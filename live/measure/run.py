@@ -101,7 +101,9 @@ def check_begun(run: Measuring) -> SampleHeader | None:
             raise ProfileError(
                 f"'{path}' was begun with the weights '{weights}', engines now have '{WEIGHTS}'; write to another file"
             )
-    for name, value in known_of(run).items() if old is not None else ():
+    if old is None:
+        return None
+    for name, value in known_of(run).items():
         began = getattr(old, name)
         if name == "engine_flags":  # the environment's among them may be the engine's own doing
             began = {flag: given for flag, given in began.items() if not SETTING.match(flag)}

@@ -56,8 +56,8 @@ def ctrl_c_later() -> Iterator[list[int]]:
 
 
 @contextmanager
-def born_deaf() -> Iterator[None]:
-    """Have processes that are started in the block begin with Ctrl-C blocked, until they unblock it."""
+def sigint_blocked() -> Iterator[None]:
+    """Block Ctrl-C until the end of the block; in processes that are started meanwhile, until they unblock it."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -23,7 +23,7 @@ from simmoe.commands.sweeping.cells import Cell
 from simmoe.commands.sweeping.executor import LocalExecutor
 from simmoe.commands.sweeping.progress import LineProgress
 from simmoe.commands.sweeping.store import SweepStore
-from simmoe.interrupts import born_deaf, ctrl_c_later, ctrl_c_once
+from simmoe.interrupts import ctrl_c_later, ctrl_c_once, sigint_blocked
 from simmoe.profiles.catalog import DEFAULT_PROFILE, profile_names
 from simmoe.simulator.config import SimConfig
 from simmoe.traces.spec import WorkloadSpec
@@ -110,7 +110,7 @@ def test_where_ctrl_c_is_ignored_it_stays_so(held: Any) -> None:
 
 def test_a_process_can_be_started_without_hearing_ctrl_c_before_it_is_ready() -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"
-    with born_deaf():
+    with sigint_blocked():
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

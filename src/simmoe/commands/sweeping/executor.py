@@ -20,7 +20,7 @@ from typing import Protocol
 from simmoe.commands.sweeping.cells import Cell, CellResult, run_cell
 from simmoe.ending import end_despite_threads
 from simmoe.errors import SimmoeError
-from simmoe.interrupts import born_deaf, ctrl_c_later
+from simmoe.interrupts import ctrl_c_later, sigint_blocked
 
 Outcome = CellResult | SimmoeError
 Outcomes = Generator[tuple[int, Outcome] | None, None, None]
@@ -76,7 +76,7 @@ class LocalExecutor:
             pool = ProcessPoolExecutor(num_workers, self._context, initializer=_start_worker, initargs=(self._told,))
             is_done = False
             try:
-                with warnings.catch_warnings(), born_deaf():  # to Ctrl-C, which is the parent's
+                with warnings.catch_warnings(), sigint_blocked():  # in workers, too: Ctrl-C is the parent's
                     # Python 3.12 warns of forking beside threads; here are only BLAS's own, idle and fork-safe.
                     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
                     index_of = {pool.submit(attempt, cell): index for index, cell in enumerate(cells)}
