@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from job import FAILED, Job
+from job import FAILED, Folder, Job
 from pace import Pace
 from pack import pack
 from plan import jobs
@@ -77,10 +77,9 @@ def main(plan: Sequence[Job], argv: Sequence[str] | None = None) -> int:
 
 def listed(plan: Sequence[Job], out: Path) -> list[str]:
     """Return a line a job: GPUs, seconds expected, what it wants, and how far it has come."""
-    told = Campaign(plan, (), out, print)
     lines = [f"{'job':<34} {'GPUs':>4} {'expected':>9}  wants        state"]
     for job in plan:
-        folder = next(folder for folder in told.folders if folder.job is job)
+        folder = Folder(job, out)
         state = "done" if folder.is_done() else folder.state["state"] or "-"
         wants = "a fast host" if job.fast_host else ""
         lines.append(f"{job.name:<34} {job.num_gpus:>4} {job.expected_s:>7.0f} s  {wants:<12} {state}")
