@@ -17,7 +17,7 @@ MOST_BYTES = 16 << 20
 
 
 def pack(out: Path, folders: Mapping[str, Iterable[Path]], to: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
-    """Write the archives anew; killed meanwhile, it leaves those of before, with all that was in them.
+    """Write the archives anew; killed while it writes, it leaves those of before with all that was in them.
 
     A file may move from one archive to another, so none is replaced before all are written.
 
