@@ -140,6 +140,9 @@ async def _record(launch: EngineLaunch, cells: Sequence[Cell], out: Path, deadli
                 say(f"{cell.name}: no time left for it")
                 continue
             result = await _run(launch, engines, cell)
+            if result.is_interrupted:  # kept, it would be taken for the whole run
+                say(f"{cell.name}: interrupted, not kept")
+                raise KeyboardInterrupt
             write_record(folder, result.record)
             say(_summary(cell, result))
 

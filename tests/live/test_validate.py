@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -64,20 +65,29 @@ def test_one_command_runs_live_simulates_the_same_and_compares(tiny: Path, tmp_p
     assert "TPOT" in done.stdout
 
 
-@pytest.mark.skipif(not RECORD.is_file(), reason="benchmarks/ is in the repository alone")
-def test_the_experiments_script_records_every_run_of_the_plan_but_those_that_are_there(tmp_path: Path) -> None:
+def write_model_of_keyed(folder: Path) -> Path:
+    """Write a tiny model with the experts, budgets and lengths of an experiment's."""
     from tests.support.tiny_model import write_tiny_model
 
-    model, out = write_tiny_model(tmp_path / "model"), tmp_path / "records"
+    model = write_tiny_model(folder)
     config = json.loads((model / "config.json").read_text())
     config |= {"num_experts": 64, "num_experts_per_tok": 32, "num_hidden_layers": 2, "max_position_embeddings": 16384}
     (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def engine_arguments_of_keyed() -> list[str]:
+    return [word if word != "1024" else "16384" for word in engine_arguments()]
+
+
+@pytest.mark.skipif(not RECORD.is_file(), reason="benchmarks/ is in the repository alone")
+def test_the_experiments_script_records_every_run_of_the_plan_but_those_that_are_there(tmp_path: Path) -> None:
+    model, out = write_model_of_keyed(tmp_path / "model"), tmp_path / "records"
     there = out / "vllm-50" / "manifest.json"
     there.parent.mkdir(parents=True)
     there.write_text("{}")
-    engine = [word if word != "1024" else "16384" for word in engine_arguments()]
     command = [sys.executable, str(RECORD), "keyed", "--out", str(out), "--model", str(model), "--seconds", "1"]
-    command += ["--rate", "3", "--engine", shlex.join(engine)]
+    command += ["--rate", "3", "--engine", shlex.join(engine_arguments_of_keyed())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * START_S, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "vllm-50: recorded before" in done.stdout
@@ -90,3 +100,17 @@ def test_the_experiments_script_records_every_run_of_the_plan_but_those_that_are
         assert record.manifest["experiment"]["cell"] == name
         assert record.manifest["counts"]["finished"] == 3
         assert record.steps is not None
+
+
+@pytest.mark.skipif(not RECORD.is_file(), reason="benchmarks/ is in the repository alone")
+def test_the_experiments_script_keeps_no_run_that_was_cut_short(tmp_path: Path) -> None:
+    model, out = write_model_of_keyed(tmp_path / "model"), tmp_path / "records"
+    command = [sys.executable, str(RECORD), "keyed", "--out", str(out), "--model", str(model), "--seconds", "600"]
+    command += ["--rate", "3", "--engine", shlex.join(engine_arguments_of_keyed())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None
+        assert any("up:" in line for line in script.stdout)
+        script.send_signal(signal.SIGINT)
+        _, said = script.communicate(timeout=2 * START_S)
+    assert script.returncode not in (0, 1), said[-4000:]
+    assert not list(out.glob("*/manifest.json"))
