@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import importlib
 import json
+import math
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -103,14 +108,19 @@ def test_the_experiments_script_records_every_run_of_the_plan_but_those_that_are
 
 
 @pytest.mark.skipif(not RECORD.is_file(), reason="benchmarks/ is in the repository alone")
-def test_the_experiments_script_keeps_no_run_that_was_cut_short(tmp_path: Path) -> None:
-    model, out = write_model_of_keyed(tmp_path / "model"), tmp_path / "records"
-    command = [sys.executable, str(RECORD), "keyed", "--out", str(out), "--model", str(model), "--seconds", "600"]
-    command += ["--rate", "3", "--engine", shlex.join(engine_arguments_of_keyed())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as script:
-        assert script.stdout is not None
-        assert any("up:" in line for line in script.stdout)
-        script.send_signal(signal.SIGINT)
-        _, said = script.communicate(timeout=2 * START_S)
-    assert script.returncode not in (0, 1), said[-4000:]
-    assert not list(out.glob("*/manifest.json"))
+def test_the_experiments_script_keeps_no_run_that_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C lets a run end early; its record, if kept, would be taken for the whole and not be made again."""
+    monkeypatch.syspath_prepend(str(RECORD.parent))
+    script = importlib.import_module("record")
+    facts = {"num_gpu_blocks": 1, "captured_ks": []}
+    engines = contextlib.nullcontext(SimpleNamespace(facts=[facts]))
+    monkeypatch.setattr(script, "running_engines", lambda *_: engines)
+    monkeypatch.setattr(script, "_run", AsyncMock(return_value=SimpleNamespace(is_interrupted=True)))
+    monkeypatch.setattr(script, "write_record", pytest.fail)
+    cells = script.EXPERIMENTS["keyed"].cells({"vllm": 30.0, "vllm+k": 30.0, "k-aware": 30.0})
+    launch = SimpleNamespace(profile="olmoe-1b-7b-split4-h200")
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(script._record(launch, cells, tmp_path, math.inf))
+    script._run.assert_awaited_once()
