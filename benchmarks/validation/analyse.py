@@ -30,6 +30,7 @@ from simmoe.commands.joining import read_loop
 from simmoe.commands.validate import doubts, simulate_like
 from simmoe.profiles.catalog import load_profile
 from simmoe.records import MANIFEST, RunRecord, read_record
+from simmoe.simulator.config import FrontEndConfig
 from simmoe.traces.spec import WorkloadSpec
 
 POLICY_PROFILE = "policy-profile.json"
@@ -82,16 +83,11 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
         run.name: read_record(folder / run.name) for run in experiment.runs if (folder / run.name / MANIFEST).exists()
     }
     profile = load_profile(name)
-    told = str(folder / POLICY_PROFILE) if (folder / POLICY_PROFILE).exists() else name
-    told_by = records[f"{FRONT_END}-load"]
-    clocks, loop = read_clocks(folder / f"{FRONT_END}-load"), read_loop(folder / f"{FRONT_END}-load", told_by)
-    assert clocks is not None, "no record without them is made here"
-    service_s = service_time(records[f"{FRONT_END}-burst"])
-    front_end = front_end_times(told_by, clocks, loop, service_s)
+    told = policies_profile(folder, name)
+    front_end, reach_s = told_front_end(folder)
     host = host_of(folder / f"{FRONT_END}-load", profile)
     hosted = with_host(profile, host)
     ratios = host_ratios(folder / f"{FRONT_END}-load", hosted)
-    reach_s = handover(told_by, clocks, loop).reach_s
     times = {
         field: round(1e3 * value, 4)
         for field, value in asdict(front_end).items()
@@ -139,6 +135,22 @@ def compare_all(folder: Path, experiment: Experiment, name: str, only: str = "")
             )
         )
     return disagreements(compared)
+
+
+def policies_profile(folder: Path, name: str) -> str:
+    """Return the path of the profile that an experiment's live policies asked; its name where they asked that one."""
+    path = folder / POLICY_PROFILE
+    return str(path) if path.exists() else name
+
+
+def told_front_end(folder: Path) -> tuple[FrontEndConfig, float]:
+    """Return the front end's times as an experiment's runs for that told them, and when a busy engine is in reach."""
+    load = folder / f"{FRONT_END}-load"
+    told_by, clocks = read_record(load), read_clocks(load)
+    assert clocks is not None, "no record without them is made here"
+    loop = read_loop(load, told_by)
+    service_s = service_time(read_record(folder / f"{FRONT_END}-burst"))
+    return front_end_times(told_by, clocks, loop, service_s), handover(told_by, clocks, loop).reach_s
 
 
 def _recorded(live: RunRecord, experiment: Experiment) -> Cell:

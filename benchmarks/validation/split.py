@@ -12,17 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from analyse import policies_profile, told_front_end
 from plan import EXPERIMENTS, FRONT_END, Experiment
+from sensitivity import FloatArray
 from tables import markdown, put_into
 
-from simmoe.commands.front_end import front_end_times, handover, read_clocks, service_time
+from simmoe.commands.front_end import read_clocks
 from simmoe.commands.host import host_of
-from simmoe.commands.joining import read_loop
 from simmoe.commands.validate import simulate_like
 from simmoe.profiles.catalog import load_profile
 from simmoe.records import MANIFEST, RunRecord, read_record
-
-FloatArray = npt.NDArray[np.float64]
 
 PARTS = ("front end, in", "until its step begins", "on the device", "until taken in", "front end, out", "in all")
 
@@ -50,13 +49,9 @@ def split_table(folder: Path, experiment: Experiment) -> str:
         folder: with a record a run.
         experiment: what they are of.
     """
-    profile, told = load_profile(experiment.profile), folder / "policy-profile.json"
-    believed = load_profile(str(told)) if told.exists() else profile
-    loaded = read_record(folder / f"{FRONT_END}-load")
-    clocks, loop = read_clocks(folder / f"{FRONT_END}-load"), read_loop(folder / f"{FRONT_END}-load", loaded)
-    assert clocks is not None, "no record without them is made here"
-    front_end = front_end_times(loaded, clocks, loop, service_time(read_record(folder / f"{FRONT_END}-burst")))
-    reach_s = handover(loaded, clocks, loop).reach_s
+    profile = load_profile(experiment.profile)
+    believed = load_profile(policies_profile(folder, experiment.profile))
+    front_end, reach_s = told_front_end(folder)
     rows = []
     for run in experiment.runs:
         if run.name.startswith(FRONT_END) or np.isinf(run.load) or not (folder / run.name / MANIFEST).exists():

@@ -40,6 +40,18 @@ def begun_by(run: Measuring, **unlike: Any) -> SampleHeader:
     return replace(SyntheticEngine().header(), **{**graphs, **known, **unlike})
 
 
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measuring:
+    """What is to be measured, by an engine whose start raises."""
+
+    def start(setup: EngineSetup) -> Any:
+        raise Started
+
+    monkeypatch.setattr(measure_run, "running", start)
+    setup = EngineSetup(tmp_path, captured_sizes=())
+    return Measuring(MeasuredModel("tiny", TINY_OLMOE), setup, Plan((8,)), tmp_path / "s.jsonl")
+
+
 @pytest.mark.parametrize(
     ("samples", "recording", "refused"),
     [
@@ -54,16 +66,9 @@ def test_what_was_begun_with_other_weights_is_left_as_it_is(
     samples: str | None,
     recording: dict[str, str] | None,
     refused: str | None,
+    run: Measuring,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def start(setup: EngineSetup) -> Any:
-        raise Started
-
-    monkeypatch.setattr(measure_run, "running", start)
-    run = Measuring(
-        MeasuredModel("tiny", TINY_OLMOE), EngineSetup(tmp_path, captured_sizes=()), Plan((8,)), tmp_path / "s.jsonl"
-    )
     if samples is not None:
         SampleWriter(run.out, begun_by(run, weights=samples)).close()
     if recording is not None:
@@ -89,16 +94,7 @@ def test_what_was_begun_with_other_weights_is_left_as_it_is(
     ],
     ids=lambda unlike: next(iter(unlike)),
 )  # fmt: skip
-def test_what_another_engine_began_is_left_as_it_is(
-    unlike: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(setup: EngineSetup) -> Any:
-        raise Started
-
-    monkeypatch.setattr(measure_run, "running", start)
-    run = Measuring(
-        MeasuredModel("tiny", TINY_OLMOE), EngineSetup(tmp_path, captured_sizes=()), Plan((8,)), tmp_path / "s.jsonl"
-    )
+def test_what_another_engine_began_is_left_as_it_is(unlike: dict[str, Any], run: Measuring) -> None:
     SampleWriter(run.out, begun_by(run, **unlike)).close()
     before = run.out.read_bytes()
     if unlike.keys() <= set(PER_RUN_FIELDS):  # which differ from run to run

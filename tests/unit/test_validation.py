@@ -21,8 +21,6 @@ import pytest
 from simmoe.analysis.compare import differences
 from simmoe.analysis.metrics import Slo
 from simmoe.cli import run as cli
-from simmoe.commands.front_end import front_end_times, read_clocks, service_time
-from simmoe.commands.joining import read_loop
 from simmoe.commands.sweeping.cells import Cell, run_cell
 from simmoe.commands.sweeping.saturation import offline_cell, saturation_rate
 from simmoe.commands.validate import simulate_like
@@ -256,11 +254,7 @@ def test_the_page_is_of_the_shipped_profile_and_a_run_simulated_again_gives_its_
         experiment, folder = plan.EXPERIMENTS[name], ROOT / "docs" / "results" / "validation" / name
         profile = load_profile(experiment.profile)
         assert f"the profile with SHA-256 {profile.sha256[:8]};" in page, "make the page's tables anew, by analyse.py"
-        clocks = read_clocks(folder / "front-end-load")
-        assert clocks is not None
-        service_s = service_time(read_record(folder / "front-end-burst"))
-        told_by = read_record(folder / "front-end-load")
-        front_end = front_end_times(told_by, clocks, read_loop(folder / "front-end-load", told_by), service_s)
+        front_end, _ = analyse.told_front_end(folder)
         live, believed = read_record(folder / run), load_profile(str(folder / analyse.POLICY_PROFILE))
         simulated, _ = simulate_like(live, profile, front_end, believed)
         with (folder.parents[1] / f"validation-{name}.csv").open(newline="") as file:

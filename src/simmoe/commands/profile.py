@@ -195,11 +195,7 @@ def fit(
     show_default=True,
     help="CUDA graphs: a bank a budget, vLLM's own sizes at the largest k alone, or none.",
 )
-@click.option(
-    "--sync",
-    is_flag=True,
-    help="Synchronous scheduling, fewer points: to check steps' composition.",
-)
+@click.option("--sync", is_flag=True, help="Synchronous scheduling, fewer points: to check steps' composition.")
 @click.option("--budgets", callback=parse_budgets, help="Budgets to measure, e.g. 1,8,16; by default up to ten.")
 @click.option("--max-tokens", type=click.IntRange(16), default=8192, show_default=True, help="Of the largest step.")
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True, help="Cards.")
